@@ -1,0 +1,185 @@
+"""Every failure that pdd reports: what happened, and what to do next.
+
+A class fixes what a failure *ends* (one request, one attempt, one peer, the daemon), its exit code, its HTTP status, and
+whether the caller may try again. Expected shortage is a value (`None`, an enum member), never an exception.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_BUG = 1
+EXIT_USAGE = 2
+EXIT_NO_DAEMON = 3
+EXIT_NOT_PERMITTED = 4
+EXIT_REFUSED = 5
+EXIT_TIMEOUT = 6
+EXIT_CHECK_FAILED = 7
+EXIT_VERSION = 8
+EXIT_DEVICE_MISSING = 69
+EXIT_IN_USE = 73
+EXIT_ENGINE_DIED = 75
+EXIT_LIMITS = 77
+EXIT_CONFIG = 78
+
+
+class PddError(Exception):
+    """Root of the tree. `str(error)` is one sentence; `hint` says what to do next."""
+
+    id = "E001"
+    exit_code = EXIT_BUG
+    http_status = 500
+    openai_type = "server_error"
+    retryable = False
+
+    def __init__(self, message: str, *, hint: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.param = param  # the request field at fault, as OpenAI's errors name it
+
+
+# -- start-up ---------------------------------------------------------------------------------------------------------
+class ConfigError(PddError):
+    """A bad key, value or unit. systemd must not restart the unit."""
+
+    id, exit_code = "E780", EXIT_CONFIG
+
+
+class ModelError(PddError):
+    """The checkpoint is unreadable or of a family pdd does not run."""
+
+    id, exit_code = "E781", EXIT_CONFIG
+
+
+class TopologyError(PddError):
+    """A GPU, NIC or NUMA node that was asked for is not there."""
+
+    id, exit_code = "E690", EXIT_DEVICE_MISSING
+
+
+class LimitError(PddError):
+    """A limit or a permission of this process is too small."""
+
+    id, exit_code = "E770", EXIT_LIMITS
+
+
+class AddressInUse(PddError):
+    """A port or socket that this node must own is taken."""
+
+    id, exit_code = "E731", EXIT_IN_USE
+
+
+# -- one request ------------------------------------------------------------------------------------------------------
+class RequestError(PddError):
+    """Ends one request and nothing else."""
+
+    id, http_status, openai_type = "E400", 400, "invalid_request_error"
+
+
+class InvalidRequest(RequestError):
+    """A field is missing, of the wrong type or out of range."""
+
+
+class PromptTooLong(RequestError):
+    """The request can never fit this model or this node's page pool."""
+
+    id = "E401"
+
+
+class UnknownModel(RequestError):
+    id, http_status = "E404", 404
+
+
+class Unauthorized(RequestError):
+    id, http_status, openai_type = "E410", 401, "authentication_error"
+
+
+class BodyTooLarge(RequestError):
+    id, http_status = "E413", 413
+
+
+class Overloaded(PddError):
+    """The bounded queue is full."""
+
+    id, http_status, openai_type, retryable = "E429", 429, "overloaded_error", True
+
+
+class Draining(PddError):
+    id, http_status, openai_type, retryable = "E503", 503, "overloaded_error", True
+
+
+class RequestTimeout(PddError):
+    """No progress within the deadline of the request's state."""
+
+    id, http_status, openai_type, retryable = "E504", 504, "timeout_error", True
+
+
+# -- peers and fabric -------------------------------------------------------------------------------------------------
+class PeerError(PddError):
+    """Ends or retries the attempts of one peer."""
+
+    id, http_status, openai_type, retryable = "E510", 503, "service_unavailable", True
+
+
+class PeerIncompatible(PeerError):
+    """The handshake refused the peer; the message names the fields that differ."""
+
+    id, retryable = "E511", False
+
+
+class PeerLost(PeerError):
+    id = "E512"
+
+
+class NoPrefiller(PeerError):
+    """No live prefiller, and the config allows no local prefill."""
+
+    id = "E513"
+
+
+class PrefillRefused(PeerError):
+    """The prefiller answered that it will not or can not finish this attempt."""
+
+    id = "E514"
+
+
+class FabricFailure(PeerError):
+    """A libfabric call failed; the message names operation, provider and peer."""
+
+    id, exit_code, http_status = "E520", EXIT_DEVICE_MISSING, 502
+
+
+# -- engine -----------------------------------------------------------------------------------------------------------
+class EngineError(PddError):
+    id, exit_code = "E750", EXIT_ENGINE_DIED
+
+
+class RankDied(EngineError):
+    """A rank process ended or hung. Ends the daemon; systemd restarts it."""
+
+    id = "E751"
+
+
+# -- command line -----------------------------------------------------------------------------------------------------
+class ControlError(PddError):
+    exit_code = EXIT_NO_DAEMON
+
+
+class DaemonNotRunning(ControlError):
+    id = "E301"
+
+
+class AccessDenied(ControlError):
+    id, exit_code = "E310", EXIT_NOT_PERMITTED
+
+
+class RefusedInState(ControlError):
+    id, exit_code, http_status = "E350", EXIT_REFUSED, 409
+
+
+class TimedOut(ControlError):
+    id, exit_code = "E360", EXIT_TIMEOUT
+
+
+class VersionMismatch(ControlError):
+    id, exit_code = "E380", EXIT_VERSION
