@@ -39,7 +39,7 @@ from pdd.messenger.link import LinkContext, PeerLink, Pulse
 from pdd.messenger.peers import Backoff, Connect, PeerTable, open_tcp
 from pdd.messenger.ports import Planner
 from pdd.messenger.quiet import QuietLog
-from pdd.messenger.retries import Retries
+from pdd.messenger.retries import Retries, Tries
 from pdd.messenger.states import State
 from pdd.messenger.status import AttemptStatus, DecoderCounters, PeerStatus
 
@@ -168,17 +168,15 @@ class Decoder:
     # -- asking a prefiller -----------------------------------------------------------------------------------------
     def _place(self, attempt: Attempt) -> None:
         """Gives a CHOOSING attempt to a prefiller, lets it wait for one, or gives it up."""
-        link = self._choose(attempt)
+        link = self._choose(self._retries.of(attempt.reserved.request_id))
         if link is not None:
             self._ask(attempt, link)
             return
-        hope = self.peers.hope_until()
-        if hope is None or self._context.clock() >= hope:
-            self._give_up(attempt, None)
+        if not self._may_wait():
+            self._give_up(attempt, self._nobody(self._retries.of(attempt.reserved.request_id)))
 
-    def _choose(self, attempt: Attempt) -> PeerLink | None:
+    def _choose(self, tries: Tries) -> PeerLink | None:
         """The usable link with the least work ahead; one that has not failed this request before, if there is any."""
-        tries = self._retries.of(attempt.reserved.request_id)
 
         def burden(link: PeerLink) -> tuple[bool, int, int]:
             num_attempts, num_tokens = self._outstanding(link)
@@ -186,6 +184,16 @@ class Decoder:
 
         links = [link for link in self.peers.usable_links() if link.peer.epoch not in tries.refused_by]
         return min(links, key=burden, default=None)
+
+    def _may_wait(self) -> bool:
+        hope = self.peers.hope_until()
+        return hope is not None and self._context.clock() < hope
+
+    def _nobody(self, tries: Tries) -> NoPrefiller:
+        before = f"; attempt {tries.num_failed} failed: {tries.last}" if tries.num_failed else ""
+        return NoPrefiller(
+            f"no prefiller can take this request: {self.peers.explain()}{before}", hint="see `pdd peers` on this node"
+        )
 
     def _ask(self, attempt: Attempt, link: PeerLink) -> None:
         reserved = attempt.reserved
@@ -393,12 +401,8 @@ class Decoder:
         self._retries.forget(attempt.reserved.request_id)
         self._settle(attempt, KvOutcome.WHOLE, "whole")
 
-    def _give_up(self, attempt: Attempt, error: PddError | None) -> None:
-        """Ends an attempt that never reached a prefiller. `error` None: there was none."""
-        if error is None:
-            error = NoPrefiller(
-                f"no prefiller can take this request: {self.peers.explain()}", hint="see `pdd peers` on this node"
-            )
+    def _give_up(self, attempt: Attempt, error: PddError) -> None:
+        """Ends an attempt that never reached a prefiller."""
         attempt.failure = error
         attempt.retryable = False
         self._settle(attempt, KvOutcome.RELEASED, str(error))
@@ -427,8 +431,10 @@ class Decoder:
             return None, None
         epoch = attempt.link.peer.epoch if attempt.link is not None else None
         refused = attempt.ended is not None and attempt.ended.reason == "refused"
-        tries = self._retries.failed(request_id, epoch, refused=refused)
-        if attempt.retryable and tries.num_failed < self._settings.max_attempts and not self._closing:
+        error = attempt.failure or PeerLost("the attempt ended without a cause")
+        tries = self._retries.failed(request_id, epoch, str(error), refused=refused)
+        may_retry = attempt.retryable and tries.num_failed < self._settings.max_attempts and not self._closing
+        if may_retry and (self._choose(tries) is not None or self._may_wait()):
             self._count(retries=1)
             return KvSource.REMOTE, None
         self._retries.forget(request_id)
@@ -436,8 +442,7 @@ class Decoder:
             self._count(local_fallbacks=1)
             return KvSource.LOCAL, None
         self._count(failed=1)
-        error = attempt.failure or PeerLost("the attempt ended without a cause")
-        if tries.num_failed > 1:
+        if tries.num_failed > 1 and not isinstance(error, NoPrefiller):
             tried = f"{tries.num_failed} attempts"
             error = PrefillRefused(f"no prefiller served this request in {tried}; the last: {error}")
         return None, error

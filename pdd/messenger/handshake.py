@@ -58,18 +58,6 @@ class FieldDiff:
 
 Compare = Callable[[wire.Geometry, wire.Geometry], tuple[FieldDiff, ...]]
 
-_MUST_EQUAL = ("model", "dtype", "num_layers", "num_kv_heads", "head_dim", "page_size", "vocab_size")
-
-
-def diff_geometry(ours: wire.Geometry, theirs: wire.Geometry) -> tuple[FieldDiff, ...]:
-    """The fields that must be equal and are not. Sharding is judged by the planner, not here."""
-    return tuple(
-        FieldDiff(name, str(getattr(ours, name)), str(getattr(theirs, name)))
-        for name in _MUST_EQUAL
-        if getattr(ours, name) != getattr(theirs, name)
-    )
-
-
 class Refusal(PeerIncompatible):
     """PeerIncompatible with the fields that differ, for `peers compare`."""
 

@@ -118,7 +118,8 @@ class PeerLink:
         self._handler = handler
         self._initiator = initiator
         self._admit = admit  # a last word before the link is up; raises to refuse
-        self._was_up = False
+        self.was_up = False
+        self.ended_at: float | None = None
         self._ended = asyncio.Event()
         self._closed = asyncio.Event()
         self._seq = 0
@@ -181,6 +182,7 @@ class PeerLink:
         if self.state in (LinkState.CLOSING, LinkState.CLOSED):
             return
         self.error = error
+        self.ended_at = self._context.clock()
         self._state.move(LinkState.CLOSING, str(error))
         try:
             self._stream.send(wire.Goodbye(reason=str(error)[:4000]))
@@ -188,7 +190,7 @@ class PeerLink:
             self._stream.abort()  # it cannot be told; the reset tells it
         self._close_endpoint()
         self._ended.set()
-        if self._was_up:
+        if self.was_up:
             self._handler.link_down(self)
 
     async def wait_closed(self) -> None:
@@ -264,7 +266,7 @@ class PeerLink:
     def _become_up(self) -> None:
         self._stream.allow_large_frames()
         self._state.move(LinkState.UP)
-        self._was_up = True
+        self.was_up = True
         self._handler.link_up(self)
         self.beat_now()
 
@@ -292,7 +294,7 @@ class PeerLink:
             return
         self._state.move(LinkState.CLOSED)
         self._closed.set()
-        if self._was_up:
+        if self.was_up:
             self._handler.link_closed(self)
 
     async def _receive(self) -> None:

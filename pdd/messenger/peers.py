@@ -64,10 +64,17 @@ class Peer:
         self.last_error = ""
         self.diff: tuple[FieldDiff, ...] = ()
         self.incompatible = False
-        self.since = clock_now  # of not being up: start, or the end of the last link
+        self.started_at = clock_now
+        self.last_up: PeerLink | None = None  # the newest link that came up
         self.num_failures = 0  # dials in a row that did not come up
         self.num_connects = 0
         self.quiet = quiet
+
+    @property
+    def down_since(self) -> float:
+        """Since when this peer is not up, if it is not."""
+        ended_at = self.last_up.ended_at if self.last_up is not None else None
+        return ended_at if ended_at is not None else self.started_at
 
     @property
     def state(self) -> str:
@@ -128,7 +135,7 @@ class PeerTable:
             if peer.state == "suspect" and peer.link is not None:
                 ends.append(peer.link.since + max(grace, self._context.settings.dead_after))
             elif peer.state in ("down", "connecting"):
-                ends.append(peer.since + grace)
+                ends.append(peer.down_since + grace)
         return max(ends, default=None)
 
     def explain(self) -> str:
@@ -190,8 +197,6 @@ class PeerTable:
             admit=admit,
         )  # fmt: skip
         await peer.link.run()
-        if peer.num_connects > num_connects:
-            peer.since = self._context.clock()
         if peer.link.error is not None:
             self._note(peer, peer.link.error)
         return peer.num_connects > num_connects
@@ -205,6 +210,7 @@ class PeerTable:
         if twin is not None:
             raise PeerIncompatible(f"it is the same node as {twin.address}", hint="list each prefiller once")
         peer.num_connects += 1
+        peer.last_up = link
         peer.incompatible, peer.diff = False, ()
         what = "restarted and is used again" if restarted else "is up"
         peer.quiet.log(logging.INFO, f"prefiller {link.name} at {peer.address} {what} (epoch {epoch:016x})")
@@ -220,7 +226,7 @@ class PeerTable:
         link = peer.link if peer.link is not None and peer.link.is_up else None
         base = PeerStatus(
             name=peer.link.name if peer.link is not None else str(peer.address), address=str(peer.address),
-            state=peer.state, age_seconds=now - (link.since if link is not None else peer.since),
+            state=peer.state, age_seconds=now - (link.since if link is not None else peer.down_since),
             last_error=peer.last_error, epoch=peer.epoch, via=self._context.node.provider, diff=peer.diff,
             num_connects=peer.num_connects,
         )  # fmt: skip

@@ -14,6 +14,7 @@ _MOST = 4096
 @dataclasses.dataclass(slots=True)
 class Tries:
     num_failed: int = 0
+    last: str = ""  # why the last attempt failed
     failed_by: set[int] = dataclasses.field(default_factory=set)  # epochs of prefillers that did not finish it
     refused_by: set[int] = dataclasses.field(default_factory=set)  # of those that will never take it
 
@@ -31,10 +32,11 @@ class Retries:
         """What is known, for reading."""
         return self._by_request.get(request_id) or Tries()
 
-    def failed(self, request_id: str, epoch: int | None, *, refused: bool) -> Tries:
+    def failed(self, request_id: str, epoch: int | None, why: str, *, refused: bool) -> Tries:
         tries = self._by_request.pop(request_id, None) or Tries()
         self._by_request[request_id] = tries  # youngest last
         tries.num_failed += 1
+        tries.last = why
         if epoch is not None:
             tries.failed_by.add(epoch)
             if refused:

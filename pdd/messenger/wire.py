@@ -55,7 +55,7 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_kv_heads: Size  # of the whole model, before sharding
     head_dim: Size
     page_size: Size
-    tp: Size
+    tp: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     num_pages: Size  # of every rank; bounds check, need not be equal
     vocab_size: Size
 
