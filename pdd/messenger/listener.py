@@ -67,7 +67,7 @@ class PeerListener:
         )  # fmt: skip
 
     # -- inside ---------------------------------------------------------------------------------------------------
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream = FrameStream(reader, writer)
         self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
         if sum(link.state is LinkState.HANDSHAKE for link in self._links) >= _MAX_HANDSHAKES:
@@ -79,9 +79,10 @@ class PeerListener:
         link = PeerLink(
             self._context, stream, self._handler, initiator=False, label=stream.peer_name, admit=self._admit
         )  # fmt: skip
-        task = asyncio.current_task()
-        assert task is not None
-        self._links[link] = task
+        # A task of our own: asyncio reports the cancellation of one that it made itself as an error.
+        self._links[link] = asyncio.create_task(self._keep(link), name=f"decoder {link.label}")
+
+    async def _keep(self, link: PeerLink) -> None:
         try:
             await link.run()
         finally:

@@ -1,7 +1,7 @@
 """Engines that compute nothing but keep the books: who owns which page, and what each page must hold.
 
-"KV" of a page in a layer is the tuple of all tokens up to the page's end: right content proves right tokens, right page,
-right layer and right order. Both raise or record a violation as soon as the messenger breaks its contract.
+"KV" of a page in a layer is the tuple of all tokens up to the page's end: right content proves right tokens, right
+page, right layer and right order. Both raise or record a violation as soon as the messenger breaks its contract.
 """
 
 from __future__ import annotations

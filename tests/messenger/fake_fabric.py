@@ -1,10 +1,12 @@
 """An in-memory fabric with the semantics of `pdd/fabric/_native.pyi`, as unkind as the contract allows.
 
-Writes of one transfer land in any order, local completion may come before or after landing, a closing endpoint lets writes
-land until ENDPOINT_CLOSED is said, a write in flight lands although its source endpoint has closed, and keys are reused as
-soon as they are free. Every page's content is modelled: a write carries what the source page holds when it is read.
+Writes of one transfer land in any order, local completion may come before or after landing, a closing endpoint lets
+writes land until ENDPOINT_CLOSED is said, a write in flight lands although its source endpoint has closed, and keys
+are reused as soon as they are free. Every page's content is modelled: a write carries what the source page holds when
+it is read.
 
-`violations` collects what must never happen: a key retired or a page given up while a write that names it can still land.
+`violations` collects what must never happen: a key retired or a page given up while a write that names it can still
+land.
 """
 
 from __future__ import annotations
@@ -89,6 +91,10 @@ class Write:
     lost: bool = False
     held: bool = False
 
+    @property
+    def may_land(self) -> bool:
+        return not self.landed and not self.lost and self.target.endpoint_lands(self.target_endpoint)
+
 
 @dataclasses.dataclass
 class Endpoint:
@@ -111,6 +117,7 @@ class FakeNetwork:
     def __init__(self, seed: int = 0, most_delay: float = 0.004) -> None:
         self.rng = random.Random(seed)
         self.most_delay = most_delay
+        self.least_landing = 0.0
         self.fabrics: dict[int, FakeFabric] = {}
         self.in_flight: set[Write] = set()
         self.violations: list[str] = []
@@ -123,9 +130,8 @@ class FakeNetwork:
         """A write that names one of `pages` and may still land; "" when there is none."""
         wanted = set(pages)
         for write in self.in_flight:
-            if write.target is target and not write.landed and not write.lost and write.dst_page in wanted:
-                if target.endpoint_lands(write.target_endpoint):
-                    return f"layer {write.layer} of page {write.dst_page} is in flight"
+            if write.target is target and write.may_land and write.dst_page in wanted:
+                return f"layer {write.layer} of page {write.dst_page} is in flight"
         for fabric in self.fabrics.values():
             for transfer, plan_pages in fabric.armed_pages(target):
                 if wanted & plan_pages:
@@ -136,7 +142,7 @@ class FakeNetwork:
         if not target.endpoint_lands(endpoint):
             return False
         if any(
-            w.target is target and w.target_endpoint == endpoint and w.transfer.key == key and not w.landed and not w.lost
+            w.target is target and w.target_endpoint == endpoint and w.transfer.key == key and w.may_land
             for w in self.in_flight
         ):
             return True
@@ -322,7 +328,8 @@ class FakeFabric:
         assert self.counter is not None
         for transfer in list(self.transfers.values()):
             for armed in list(transfer.armed):
-                while armed.next_layer < armed.plan.num_layers and self.counter.value >= armed.first_value + armed.next_layer:
+                num_layers = armed.plan.num_layers
+                while armed.next_layer < min(num_layers, self.counter.value - armed.first_value + 1):
                     layer, armed.next_layer = armed.next_layer, armed.next_layer + 1
                     for entry in range(armed.begin, armed.end):
                         self._post(transfer, layer, armed.plan.src[entry], armed.plan.dst[entry])
@@ -345,7 +352,7 @@ class FakeFabric:
         self.network.in_flight.add(write)
         loop = asyncio.get_running_loop()
         if not write.lost:
-            loop.call_later(self.network.delay(), self._land, write)
+            loop.call_later(self.network.least_landing + self.network.delay(), self._land, write)
         if not write.held:
             loop.call_later(self.network.delay(), self._complete, write, "ok", "")
 

@@ -1,4 +1,5 @@
-"""Decoders and prefillers in one loop: real TCP on loopback, fake fabric, fake engines; and a proxy that hurts their link."""
+"""Decoders and prefillers in one loop: real TCP on loopback, fake fabric, fake engines; and a proxy that hurts their
+link."""
 
 from __future__ import annotations
 
@@ -269,36 +270,35 @@ class Proxy:
             self._loud.set()
             self._loud = asyncio.Event()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._relay(reader, writer))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        if self.refusing:
+            writer.transport.abort()
+            return
         try:
-            if self.refusing:
-                writer.transport.abort()
-                return
-            try:
-                there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
-            except OSError:
-                writer.transport.abort()
-                return
-            self._writers.add(there_writer)
-            pumps = [
-                asyncio.create_task(self._pump("to_p", reader, there_writer)),
-                asyncio.create_task(self._pump("to_d", there_reader, writer)),
-            ]
-            try:
-                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for pump in pumps:
-                    pump.cancel()
-                await asyncio.gather(*pumps, return_exceptions=True)
-                for end in (there_writer, writer):
-                    end.close()
-                    self._writers.discard(end)
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.add(there_writer)
+        pumps = [
+            asyncio.create_task(self._pump("to_p", reader, there_writer)),
+            asyncio.create_task(self._pump("to_d", there_reader, writer)),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._tasks.discard(task)
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for end in (there_writer, writer):
+                end.close()
+                self._writers.discard(end)
 
     async def _pump(self, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
