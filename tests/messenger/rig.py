@@ -228,8 +228,8 @@ Verdict = Callable[[str, int, wire.Message | None], "str | float"]
 
 
 class Proxy:
-    """Between one decoder and one prefiller; understands frames. `verdict(direction, n, message)` says what becomes of the
-    n-th frame since the start of the proxy ("pass", "drop", "cut", or seconds of delay); direction is "to_p" or "to_d"."""
+    """Between one decoder and one prefiller; understands frames. `verdict(direction, n, message)` says what becomes of
+    the n-th frame of a direction ("pass", "drop", "cut", or seconds of delay); direction is "to_p" or "to_d"."""
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port
