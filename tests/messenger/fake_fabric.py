@@ -282,7 +282,7 @@ class FakeFabric:
     def arm(self, transfer: int, watch: int, first_value: int, plan: FakePlan, begin: int, end: int) -> None:
         state = self.transfers.get(transfer)
         if state is None or not state.open:
-            raise FakeFabricError(f"transfer {transfer} takes no more writes")
+            return  # it has ended: a write failed, its link is gone, or it was cancelled
         if not 0 <= begin < end <= len(plan.src):
             raise FakeFabricError(f"entries [{begin}, {end}) are not in the plan")
         state.armed.append(Armed(first_value, plan, begin, end))
@@ -297,7 +297,7 @@ class FakeFabric:
     def _end(self, transfer: int, *, drop: bool) -> None:
         state = self.transfers.get(transfer)
         if state is None:
-            raise FakeFabricError(f"no transfer {transfer}")
+            return
         state.open = False
         if drop:
             state.armed.clear()
@@ -389,7 +389,8 @@ class FakeFabric:
         transfer.outstanding -= 1
         setattr(transfer, how, getattr(transfer, how) + 1)
         transfer.error = transfer.error or error
-        if how == "failed":
+        if how == "failed":  # a failed write ends its transfer
+            transfer.open = False
             transfer.armed.clear()
         self._forget(write)
         self._finish_if_over(transfer)
