@@ -328,12 +328,14 @@ class FakeFabric:
         assert self.counter is not None
         for transfer in list(self.transfers.values()):
             for armed in list(transfer.armed):
-                num_layers = armed.plan.num_layers
-                while armed.next_layer < min(num_layers, self.counter.value - armed.first_value + 1):
+                num_ready = min(armed.plan.num_layers, self.counter.value - armed.first_value + 1)
+                while armed in transfer.armed and armed.next_layer < num_ready:
                     layer, armed.next_layer = armed.next_layer, armed.next_layer + 1
                     for entry in range(armed.begin, armed.end):
+                        if armed not in transfer.armed:  # a write before has failed, and ended the transfer
+                            break
                         self._post(transfer, layer, armed.plan.src[entry], armed.plan.dst[entry])
-                if armed.next_layer == armed.plan.num_layers and armed in transfer.armed:
+                if armed.next_layer >= armed.plan.num_layers and armed in transfer.armed:
                     transfer.armed.remove(armed)
             self._finish_if_over(transfer)
 

@@ -200,7 +200,7 @@ async def running(seed: int = 0) -> AsyncIterator[Rig]:
         await rig.settle()
     finally:
         await rig.close()
-    assert rig.network.violations == []
+    assert rig.network.violations == [], rig.network.violations
     await until(lambda: asyncio.all_tasks() <= before, 5.0, lambda: str(asyncio.all_tasks() - before))
 
 

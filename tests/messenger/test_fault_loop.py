@@ -154,6 +154,8 @@ async def test_chaos(seed: int) -> None:
         results = await finish(*requests)
         assert set(results) <= {"whole", "aborted", "error"}
         assert results.count("whole") > 10
+        for p in prefillers:
+            p.fabric.faults.clear()
         for row in proxies:
             for proxy in row:
                 proxy.silence(False)
