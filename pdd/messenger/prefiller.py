@@ -25,10 +25,11 @@ from pdd.messenger.job import TABLE, Ending, Job, JobState
 from pdd.messenger.link import LinkContext, PeerLink, Pulse
 from pdd.messenger.listener import PeerListener
 from pdd.messenger.ports import Planner, PushPlan
-from pdd.messenger.requests import Answered, Checked, PrefillLimits, Tombstones, check_request
+from pdd.messenger.requests import Answered, Checked, Tombstones, check_request
+from pdd.messenger.settings import PrefillLimits
 from pdd.messenger.sink import Post, Pusher, PushSink
 from pdd.messenger.states import State
-from pdd.messenger.status import JobStatus, PeerStatus, PrefillerCounters
+from pdd.messenger.status import JobStatus, PeerStatus, PrefillerCounters, added
 
 _log = logging.getLogger(__name__)
 
@@ -93,14 +94,7 @@ class Prefiller:
     def jobs(self) -> tuple[JobStatus, ...]:
         """Every job in hand, the oldest first."""
         now = self._context.clock()
-        return tuple(
-            JobStatus(
-                request_id=job.request_id, peer=job.link.name, attempt=job.attempt, state=job.state.value.value,
-                age_seconds=now - job.state.since, num_tokens=job.num_tokens,
-                computed_tokens=job.sink.computed_tokens, why=job.state.why,
-            )
-            for job in self._jobs.values()
-        )  # fmt: skip
+        return tuple(job.status(now) for job in self._jobs.values())
 
     def peer_status(self) -> tuple[PeerStatus, ...]:
         return self.listener.status(
@@ -307,6 +301,4 @@ class Prefiller:
         self._count(**{kind: 1})
 
     def _count(self, **amounts: int) -> None:
-        """Publishes new counters; whoever read the old ones keeps a consistent copy."""
-        old = self.counters
-        self.counters = dataclasses.replace(old, **{name: getattr(old, name) + n for name, n in amounts.items()})
+        self.counters = added(self.counters, **amounts)

@@ -16,15 +16,15 @@ from typing import Any
 
 from pdd.messenger import wire
 from pdd.messenger.address import Address
-from pdd.messenger.decoder import Decoder, DecoderSettings
+from pdd.messenger.decoder import Decoder
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode
-from pdd.messenger.link import LinkContext, LinkSettings
+from pdd.messenger.link import LinkContext
 from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import compare
 from pdd.messenger.ports import Change
 from pdd.messenger.prefiller import Prefiller
-from pdd.messenger.requests import PrefillLimits
+from pdd.messenger.settings import DecoderSettings, LinkSettings, PrefillLimits
 from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine
 from tests.messenger.fake_fabric import KINDS, FakeCounter, FakeFabric, FakeNetwork
 
