@@ -235,7 +235,7 @@ class Decoder:
             self._inbox.kv_settled(attempt.id, KvOutcome.RELEASED)
 
     def pulse(self, link: PeerLink) -> Pulse:
-        return Pulse()
+        return Pulse()  # nobody asks a decoder for work
 
     def _ended(self, link: PeerLink, ended: wire.PrefillEnded) -> None:
         attempt = self._views[link].attempts.get(ended.attempt)

@@ -13,6 +13,7 @@ Owner: the main loop; sinks run on the engine thread and post here.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import socket
@@ -62,6 +63,8 @@ class Prefiller:
         self._jobs: dict[str, Job] = {}  # by request id in the engine
         self._by_transfer: dict[int, Job] = {}
         self._early_ends: dict[int, tuple[int, int, int, str]] = {}  # transfers that ended before they were known here
+        self._idle = asyncio.Event()  # no job is in hand
+        self._idle.set()
         self._serial = 0
         self._draining = False
         context.events.on_transfers(self)
@@ -70,9 +73,18 @@ class Prefiller:
         await self.listener.start()
 
     async def close(self, fence_seconds: float = 5.0) -> None:
-        """Ends every link and job; waits for the fences, at most `fence_seconds`."""
+        """Ends every link and job; waits for the fences and the engine, at most `fence_seconds` for each."""
         self._draining = True
         await self.listener.close(fence_seconds)
+        try:
+            async with asyncio.timeout(fence_seconds):
+                await self.wait_idle()
+        except TimeoutError:
+            _log.error("%d prefills have not ended: %s", len(self._jobs), ", ".join(self._jobs))
+
+    async def wait_idle(self) -> None:
+        """Returns once no job is in hand: after `drain`, when the last push is over."""
+        await self._idle.wait()
 
     def drain(self) -> None:
         """Takes no new request; what is in hand is finished. Decoders hear of it at once."""
@@ -182,6 +194,7 @@ class Prefiller:
             state=State("job", request_id, JobState.QUEUED, TABLE, clock=context.clock, recorder=context.recorder),
         )  # fmt: skip
         self._jobs[request_id] = view.jobs[job.attempt] = job
+        self._idle.clear()
         self._count(jobs=1)
         self._inbox.submit_prefill(PrefillSpec(request_id, checked.tokens, sink, request.skip_tokens))
 
@@ -287,6 +300,8 @@ class Prefiller:
             job.ending = Ending("failed", f"{ok} of {job.num_units} units were written")
         job.state.move(JobState.DONE, "whole" if whole else job.state.why)
         del self._jobs[job.request_id]
+        if not self._jobs:
+            self._idle.set()
         if job.sink.was_opened:
             self._inbox.prefill_settled(job.request_id)
         ending = job.ending or Ending("cancelled", "it was written in full")
