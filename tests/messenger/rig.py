@@ -121,7 +121,8 @@ class Rig:
 
         engine = FakePrefillEngine(
             fabric, counter, lambda event: post(lambda: prefiller.engine_event(event)),
-            num_pages=context.node.geometry.num_pages, page_size=context.node.geometry.page_size, num_layers=NUM_LAYERS, chunk=chunk, layer_seconds=layer_seconds,
+            num_pages=context.node.geometry.num_pages, page_size=context.node.geometry.page_size,
+            num_layers=NUM_LAYERS, chunk=chunk, layer_seconds=layer_seconds,
         )  # fmt: skip
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
