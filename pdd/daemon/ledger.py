@@ -1,8 +1,8 @@
 """What this node remembers of each request: when it was in which state, with whom, and how it ended.
 
-Fed from two places, both on the main loop: the engine's events and the messenger's state changes (the ledger is its
-recorder). Live requests and the latest finished ones are kept; older ones are forgotten. It decides nothing. A flight
-recorder can replace the few times kept here by all of them without anyone else noticing.
+Fed from two places, both on the main loop: the engine's events, and what the messenger reports at the end of each attempt
+(decoder) and job (prefiller). Live requests and the latest finished ones are kept; older ones are forgotten. It decides
+nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Callable
 
 from pdd.engine.request import EngineEvent, Finished, FinishReason, KvReserved, Tokens
-from pdd.messenger.ports import Change
-from pdd.messenger.prefiller import JobDone
+from pdd.messenger.status import AttemptDone, JobDone
 
 _MOST_FINISHED = 512
 
@@ -47,7 +46,6 @@ class Entry:
     bytes: int = 0
     busy_seconds: float = 0.0  # prefill: time with writes queued or in flight
     exposed_seconds: float | None = None  # prefill: of it, after the last layer's attention
-    _attempt_ident: str = ""
 
     @property
     def hidden_ratio(self) -> float | None:
@@ -115,26 +113,17 @@ class Ledger:
         self._keep(entry)
         return entry
 
-    # -- the messenger's recorder -----------------------------------------------------------------------------------
-    def record(self, change: Change) -> None:
-        if change.kind == "attempt":
-            entry = self._live.get(change.ident.rsplit("/", 1)[0])
-            if entry is not None:
-                self._attempt_changed(entry, change)
+    # -- from the messenger -----------------------------------------------------------------------------------------
+    def attempt_done(self, done: AttemptDone) -> None:
+        """One try at the KV of a request is over."""
+        entry = self._live.get(done.request_id)
+        if entry is None:
+            return
+        entry.peer, entry.asked, entry.why = done.peer, done.asked, done.why
+        if done.whole:
+            entry.whole, entry.units, entry.bytes = done.finished, done.units, done.bytes
+            self._move(entry, "ready", done.finished)
 
-    def _attempt_changed(self, entry: Entry, change: Change) -> None:
-        entry.why = change.why
-        if change.after == "requested":
-            entry.asked = change.at
-        elif change.after == "done" and change.before == "requested":
-            entry.whole = change.at
-
-    def attempt_asked(self, request_id: str, peer: str) -> None:
-        entry = self._live.get(request_id)
-        if entry is not None:
-            entry.peer = peer
-
-    # -- prefill jobs -----------------------------------------------------------------------------------------------
     def job_done(self, job: JobDone) -> None:
         """A prefill for a decoder is over."""
         entry = Entry(
