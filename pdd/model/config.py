@@ -102,8 +102,8 @@ def load_config(model_dir: str | Path) -> ModelConfig:
 def fingerprint(model_dir: str | Path) -> str:
     """64 hex digits that two nodes must agree on before they exchange KV.
 
-    Over the config fields that shape the KV cache, and per tensor its name, dtype, shape and three samples of 1 KiB: fast
-    at any size, the same however the checkpoint is split into files, different when any whole tensor was trained further.
+    Over the config fields that shape the KV cache, and per tensor its name, dtype, shape and three samples of 1 KiB:
+    fast at any size, the same however the checkpoint is split into files, different when a tensor was trained further.
     It is a guard against mistakes, not against an adversary: a change between the samples goes unseen.
     """
     config = dataclasses.asdict(load_config(model_dir))
