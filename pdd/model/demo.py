@@ -19,6 +19,7 @@ import numpy as np
 from pdd.errors import ModelError
 from pdd.model.config import FAMILIES
 from pdd.model.safetensors_file import SINGLE_NAME, write_file
+from pdd.model.tokenizer import byte_characters
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>")  # ids 256 ...
 END_OF_TEXT, IM_START, IM_END = 256, 257, 258
@@ -139,15 +140,6 @@ def _write_tokenizer(path: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
         "add_bos_token": False, "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE,
     })
-
-
-def byte_characters() -> dict[int, str]:
-    """GPT-2's printable stand-in for each byte, as every byte-level BPE vocabulary spells it."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {byte: chr(byte) for byte in printable}
-    rest = (byte for byte in range(256) if byte not in table)
-    table.update({byte: chr(256 + index) for index, byte in enumerate(rest)})
-    return table
 
 
 def _write_json(path: Path, value: Any) -> None:
