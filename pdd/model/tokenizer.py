@@ -123,7 +123,8 @@ def byte_characters() -> dict[int, str]:
     return table
 
 
-def _token_table(tokenizer: tokenizers.Tokenizer, raw: dict[str, Any], path: Path) -> tuple[frozenset[int], list[bytes]]:
+def _token_table(tokenizer: tokenizers.Tokenizer, raw: dict[str, Any],
+                 path: Path) -> tuple[frozenset[int], list[bytes]]:
     """(ids of special tokens, bytes by id)."""
     decoder = raw.get("decoder") or {}
     kinds = {decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))}
