@@ -6,20 +6,21 @@ import random
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from model_harness import FakeCounter, Harness
 
 from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
 from pdd.engine.rank_runner import BadPlan
 from pdd.kv.layout import KvLayout
-from pdd.model.attention import Batch
+from pdd.model.attention import Batch, Segment
 from pdd.model.attn_torch import TorchAttention
 from pdd.model.checkpoint import Shard
 from pdd.model.config import load_config
 from pdd.model.demo import write_demo_model
 from pdd.model.layers import DenseLinear, PackedLinear, can_pack
 from pdd.model.llama import load_model
+from tests.model.model_harness import FakeCounter, Harness
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
@@ -65,7 +66,8 @@ def test_greedy_tokens_equal_transformers(case: str, tmp_path: Path) -> None:
     write_demo_model(tmp_path, **CASES[case])
     prompts = [text(1, 1), text(2, 15), text(3, 16), text(4, 17), text(5, 100), text(6, 131)]
     harness = Harness(tmp_path)
-    requests = [harness.request(prompt, chunk=chunk) for prompt, chunk in zip(prompts, (1, 7, 16, 17, 33, 64), strict=True)]
+    chunks = (1, 7, 16, 17, 33, 64)
+    requests = [harness.request(prompt, chunk=chunk) for prompt, chunk in zip(prompts, chunks, strict=True)]
     assert harness.run(requests, GENERATED) == reference(tmp_path, prompts)
     assert harness.counter.value == harness.step_number * harness.layout.num_layers
 
@@ -75,49 +77,37 @@ def test_page_size_does_not_change_tokens(page_size: int, tmp_path: Path) -> Non
     write_demo_model(tmp_path)
     prompts = [text(7, 70), text(8, 40)]
     harness = Harness(tmp_path, page_size=page_size, num_pages=256)
-    assert harness.run([harness.request(prompt, chunk=29) for prompt in prompts], GENERATED) == reference(tmp_path, prompts)
+    got = harness.run([harness.request(prompt, chunk=29) for prompt in prompts], GENERATED)
+    assert got == reference(tmp_path, prompts)
+
+
+def decoded_after_prefill(model_dir: Path, prompt: list[int], spoilt_page: int | None = None) -> list[int]:
+    """As on a decoder whose pages a prefiller filled: one token at start = n - 1, all pages new to the row."""
+    harness = Harness(model_dir)
+    prefill = harness.request(prompt[:-1], sampling=None, chunk=20)
+    while prefill.done < len(prefill.tokens):
+        assert harness.step([prefill]).sampled == ()
+    pages = [int(page) for page in harness.runner._rows[prefill.row_id].table[: prefill.num_pages]]
+    if spoilt_page is not None:
+        harness.kv[:, pages[spoilt_page]] = 0
+    request = harness.request(prompt)
+    request.done = len(prompt) - 1
+    harness.free.extend(reversed(pages))  # popped again in the same order
+    return harness.run([request], GENERATED)[0]
+
+
+@pytest.mark.parametrize("length", [2, 16, 17, 18, 50])
+def test_decoder_continues_from_pages_that_another_filled(length: int, tmp_path: Path) -> None:
+    write_demo_model(tmp_path)
+    prompt = text(length, length)
+    assert decoded_after_prefill(tmp_path, prompt) == reference(tmp_path, [prompt])[0]
 
 
 def test_wrong_kv_changes_tokens(tmp_path: Path) -> None:
-    """The demo model is sensitive enough for the tests above to mean something: one stale page is seen."""
+    """The demo model is sensitive enough for the tests above to mean something: one lost page of seven is seen."""
     write_demo_model(tmp_path)
     prompt = text(9, 100)
-    want = reference(tmp_path, [prompt])[0]
-    harness = Harness(tmp_path)
-    request = harness.request(prompt[:-1], sampling=None)
-    harness.step([request])
-    page = harness.runner._rows[request.row_id].table[2]
-    harness.kv[:, int(page)] = 0
-    request.sampling, request.known = Sampling(temperature=0.0), True
-    harness.runner._rows[request.row_id].sample = None
-    request.tokens.append(prompt[-1])
-    harness.step([fresh := _resumed(harness, request, prompt)])
-    while len(fresh.generated) < GENERATED:
-        harness.step([fresh])
-    assert fresh.generated != want
-
-
-def _resumed(harness: Harness, request, prompt: list[int]):
-    """The same pages under a new row, as on a decoder whose pages a prefiller filled."""
-    state = harness.runner._rows[request.row_id]
-    pages = [int(page) for page in state.table[: state.num_pages]]
-    fresh = harness.request(prompt)
-    fresh.done = len(prompt) - 1
-    harness.free.extend(reversed(pages))  # popped again in the same order
-    return fresh
-
-
-def test_decoder_continues_from_pages_that_another_filled(tmp_path: Path) -> None:
-    """First row of a decoder: one token, start = n - 1, all pages new. Same tokens as a local prefill."""
-    write_demo_model(tmp_path)
-    for length in (2, 16, 17, 18, 50):
-        prompt = text(length, length)
-        harness = Harness(tmp_path)
-        prefill = harness.request(prompt[:-1], sampling=None, chunk=20)
-        while prefill.done < len(prefill.tokens):
-            assert harness.step([prefill]).sampled == ()
-        fresh = _resumed(harness, prefill, prompt)
-        assert harness.run([fresh], GENERATED) == reference(tmp_path, [prompt])
+    assert decoded_after_prefill(tmp_path, prompt, spoilt_page=2) != reference(tmp_path, [prompt])[0]
 
 
 def test_tokens_do_not_depend_on_the_batch(tmp_path: Path) -> None:
@@ -167,14 +157,11 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
 
 
 def _one_segment(prompt: list[int]) -> Batch:
-    from pdd.model.attention import Segment
-
     count = len(prompt)
     positions = torch.arange(count)
     table = torch.arange(-(-count // 16)).numpy()
-    empty = torch.zeros(0, 0, dtype=torch.int64).numpy()
-    return Batch(torch.tensor(prompt), positions, positions // 16, positions % 16, empty, empty[:, 0] if empty.size else
-                 torch.zeros(0, dtype=torch.int64).numpy(), (Segment(0, count, 0, table),), torch.tensor([count - 1]))
+    return Batch(torch.tensor(prompt), positions, positions // 16, positions % 16, np.zeros((0, 0), np.int64),
+                 np.zeros(0, np.int64), (Segment(0, count, 0, table),), torch.tensor([count - 1]))
 
 
 def _logits(directory: Path, config, shard: Shard, batch: Batch, reduce) -> torch.Tensor:
@@ -194,7 +181,8 @@ def test_packed_linear_equals_dense(dtype: torch.dtype, rows: int) -> None:
     weight, bias = torch.randn(96, 64, generator=generator).to(dtype), torch.randn(96, generator=generator).to(dtype)
     x = torch.randn(rows, 64, generator=generator).to(dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 0.1  # one bf16 step at |y| ~ 16
-    torch.testing.assert_close(PackedLinear(weight, bias)(x), DenseLinear(weight, bias)(x), atol=tolerance, rtol=tolerance)
+    packed, dense = PackedLinear(weight, bias)(x), DenseLinear(weight, bias)(x)
+    torch.testing.assert_close(packed, dense, atol=tolerance, rtol=tolerance)
 
 
 def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
