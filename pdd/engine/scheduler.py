@@ -15,9 +15,9 @@ preempted is, if it came after that row. Requests that wait for remote KV, are p
 preempted: a write may land in their pages or read them.
 
 Why everything ends. `check_fits` refuses what the pool cannot hold alone. The oldest READY or RUNNING request can take
-the pages of all others, but for those that go away by themselves, as they hold all they need to. While a row lacks a
-page nothing is admitted, and it holds no slot, so an older READY request gets that. Each preemption pays for a growth,
-which is page_size tokens of an older request.
+the pages of all others, but for those that go away by themselves, as they hold all they need to. A row that lacks a
+page is served before the queue is, and holds no slot, so an older READY request gets that. Each preemption pays for a
+growth, which is page_size tokens of an older request.
 
 It does not run, send, sleep or log anything. Owner: the engine thread.
 """
@@ -186,8 +186,8 @@ class Scheduler:
             effects += self._end(record, FinishReason.ERROR, waited, now)
         rows: dict[int, tuple[Record, int]] = {}  # by row id, tokens of the step
         preempted: list[str] = []
-        starved = self._place_decodes(rows, preempted, now)
-        if not starved and not preempted:
+        self._place_decodes(rows, preempted, now)
+        if not preempted:  # else a victim could come back at once, into the pages that it has just given up
             self._waiting.admit(lambda record: self._try_admit(record, effects, now), now)
         prompts = [r for r in self._active if r.state is RequestState.RUNNING and r.hold not in rows]
         for record, share in share_budget(prompts, self.limits.max_batch_tokens - len(rows), now):
@@ -229,26 +229,24 @@ class Scheduler:
         return effects
 
     # -- decode rows ----------------------------------------------------------------------------------------------
-    def _place_decodes(self, rows: dict[int, tuple[Record, int]], preempted: list[str], now: float) -> bool:
-        """Gives each request that only lacks its next token a slot, a page and a row. True when a page was missing."""
-        starved = False
+    def _place_decodes(self, rows: dict[int, tuple[Record, int]], preempted: list[str], now: float) -> None:
+        """Gives each request that only lacks its next token a slot, a page and a row, as far as there are any."""
         slotless = []
         candidates = [r for r in self._active if r.sampling is not None and r.remaining == 1]
         for record in candidates:
             if record.state is RequestState.READY and self._num_running >= self._max_rows:
                 slotless.append(record)
-            elif record.preemptable and not self._place(record, rows, preempted, now):
-                starved = True
+            elif record.preemptable:  # not preempted since
+                self._place(record, rows, preempted, now)
         # A row above may have given its slot back. Without this, it could stay empty while an older request wants it.
         for record in slotless:
             if record.preemptable and self._num_running < self._max_rows:
-                starved |= not self._place(record, rows, preempted, now)
-        return starved
+                self._place(record, rows, preempted, now)
 
     def _place(
         self, record: Record, rows: dict[int, tuple[Record, int]], preempted: list[str], now: float
-    ) -> bool:
-        """Finds the page that the next token needs, from later requests if it must; False when there is none."""
+    ) -> None:
+        """Finds the page that the next token needs, from later requests if it must, and makes the row."""
         missing = self._num_pages(record.computed + 1) - self.pool.num_held(record.hold)
         while missing > 0 and self.pool.grow(record.hold, missing) is None:
             victim = self._latest_after(record)
@@ -256,7 +254,7 @@ class Scheduler:
                 if record.state is RequestState.RUNNING:
                     record.move(RequestState.READY, now)
                     self._num_running -= 1
-                return False
+                return
             rows.pop(victim.hold, None)
             self._preempt(victim, now)
             preempted.append(victim.request_id)
@@ -264,7 +262,6 @@ class Scheduler:
             record.move(RequestState.RUNNING, now)
             self._num_running += 1
         rows[record.hold] = (record, 1)
-        return True
 
     def _latest_after(self, record: Record) -> Record | None:
         for other in reversed(self._active):

@@ -428,6 +428,43 @@ def test_a_request_that_started_never_expires() -> None:
     assert node.finished("b").reason is FinishReason.LENGTH  # type: ignore[union-attr]
 
 
+def test_a_request_that_started_never_expires_behind_one_that_did_not() -> None:
+    node = Node(num_pages=4, queue_timeout=5.0)
+    node.submit(generate("a", 4, 12), generate("big", 16, 1), generate("b", 4, 12, salt=1))
+    preempted: list[str] = []
+    while not preempted:
+        preempted += node.step().preempted
+    assert preempted == ["b"]
+    node.now = 5.0
+    assert node.step().expired == ("big",)
+    node.run()
+    assert node.finished("b").reason is FinishReason.LENGTH  # type: ignore[union-attr]
+
+
+def test_a_victim_does_not_come_back_into_the_pages_it_gave_up() -> None:
+    node = Node(num_pages=3)
+    node.submit(generate("a", 4, 6), generate("r", 5, 4, remote=True))
+    node.step()
+    node.fetch("r")
+    node.scheduler.pool.grow(node.reserved("r").attempt, 1)  # as if r had run, up to a page edge
+    decision = node.step()
+    assert decision.preempted == ("r",)
+    assert node.pool.num_free == 1  # enough for the four tokens that r wants fetched
+    assert not decision.effects
+
+
+def test_newcomers_leave_room_for_running_rows_to_grow() -> None:
+    node = Node(num_pages=32)
+    node.submit(generate("a", 4, 20), generate("b", 4, 20, salt=1))
+    node.step()
+    node.submit(generate("tight", 27 * PAGE, 1), generate("fits", 26 * PAGE, 1))
+    node.step()  # the two grow by a page each: 28 are free
+    assert node.state("tight") is RequestState.WAITING
+    assert node.finished("fits") is not None
+    node.run()
+    assert node.finished("tight") is not None
+
+
 def test_a_full_queue_refuses() -> None:
     node = Node(num_pages=4, max_queue=2)
     node.submit(*(generate(f"r{i}", 4, 2) for i in range(3)))
