@@ -143,6 +143,18 @@ class PrefillRefused(PeerError):
     id = "E514"
 
 
+class PeerProtocol(PeerError):
+    """The other end sent bytes that no peer of this protocol sends. Ends its link."""
+
+    id = "E515"
+
+
+class PeerUnauthenticated(PeerError):
+    """The two ends do not share a token. The message never contains it."""
+
+    id, retryable = "E516", False
+
+
 class FabricFailure(PeerError):
     """A libfabric call failed; the message names operation, provider and peer."""
 

@@ -1,0 +1,69 @@
+"""One job of a prefiller: one prompt of one decoder, from its request until every write of it is terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from pdd.messenger import wire
+from pdd.messenger.link import PeerLink
+from pdd.messenger.sink import PushSink
+from pdd.messenger.states import State
+
+
+class JobState(enum.Enum):
+    QUEUED = "queued"
+    PUSHING = "pushing"
+    SENDING = "sending"
+    CANCELLING = "cancelling"
+    DONE = "done"
+
+
+TABLE = {
+    JobState.QUEUED: frozenset({JobState.PUSHING, JobState.CANCELLING, JobState.DONE}),
+    JobState.PUSHING: frozenset({JobState.SENDING, JobState.CANCELLING, JobState.DONE}),
+    JobState.SENDING: frozenset({JobState.CANCELLING, JobState.DONE}),
+    JobState.CANCELLING: frozenset({JobState.DONE}),
+    JobState.DONE: frozenset(),
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a job is not whole, in the decoder's words."""
+
+    reason: str  # "cancelled", "refused": will never be taken here, "draining", "failed"
+    message: str
+    retryable: bool = True
+
+    def message_for(self, attempt: int, ok: int = 0, failed: int = 0, unknown: int = 0) -> wire.PrefillEnded:
+        return wire.PrefillEnded(
+            attempt=attempt, reason=self.reason, message=self.message[:4000], ok_units=ok, failed_units=failed,
+            unknown_units=unknown, retryable=self.retryable,
+        )  # fmt: skip
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Job:
+    """Owner: Prefiller."""
+
+    request_id: str  # in this node's engine
+    attempt: int
+    key: int
+    link: PeerLink
+    sink: PushSink
+    num_tokens: int
+    num_units: int  # of all layers, when whole
+    state: State[JobState]
+    transfer: int | None = None
+    units: tuple[int, int, int] | None = None  # ok, failed, unknown, once every write is terminal
+    sink_is_closed: bool = False
+    engine_is_done: bool = False  # it said Finished
+    ending: Ending | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """The engine arms nothing more, and every write is terminal or there was none."""
+        if self.sink.was_opened:
+            return self.sink_is_closed and self.units is not None
+        return self.sink_is_closed or self.engine_is_done
