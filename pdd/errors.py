@@ -108,6 +108,18 @@ class Draining(PddError):
     id, http_status, openai_type, retryable = "E503", 503, "overloaded_error", True
 
 
+class NotReady(PddError):
+    """The node is still starting: no model is loaded yet."""
+
+    id, http_status, openai_type, retryable = "E505", 503, "service_unavailable", True
+
+
+class RequestCancelled(PddError):
+    """The operator or the node ended the request while its client was still waiting."""
+
+    id, http_status, openai_type, retryable = "E499", 503, "service_unavailable", True
+
+
 class RequestTimeout(PddError):
     """No progress within the deadline of the request's state."""
 
