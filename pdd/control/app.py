@@ -59,7 +59,7 @@ def build(
 def _read_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]]) -> list[Route]:
     async def version(request: HttpRequest) -> Response:
         status = source.status()
-        return _json(Version(version=status.version, name=status.name, boot_id=status.boot_id))
+        return _json(Version(daemon=status.version, name=status.name, boot_id=status.boot_id))
 
     async def document(request: HttpRequest) -> Response:
         return _json(documents[request.url.path.removeprefix("/v1/")]())

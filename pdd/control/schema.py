@@ -207,7 +207,7 @@ class TransferList(msgspec.Struct, frozen=True, kw_only=True):
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "pdd.version/1"
-    version: str
+    daemon: str
     api: str = API_VERSION
     name: str | None = None
     boot_id: str | None = None
