@@ -267,7 +267,7 @@ def sections() -> dict[str, type[Section]]:
     return {name: field.annotation for name, field in Config.model_fields.items()}  # type: ignore[misc]
 
 
-def keys() -> dict[str, Any]:
+def all_fields() -> dict[str, Any]:
     """`section.key` → pydantic field of every setting, in the order of the file."""
     return {
         f"{section}.{key}": field for section, model in sections().items() for key, field in model.model_fields.items()

@@ -19,7 +19,7 @@ from pydantic import SecretStr, ValidationError
 
 from pdd import config_sources as sources
 from pdd import units
-from pdd.config import Config, keys, sections, text_form
+from pdd.config import Config, all_fields, sections, text_form
 from pdd.config_sources import Origin, Problem, Setting
 from pdd.errors import ConfigError
 
@@ -67,7 +67,7 @@ def load(
             flags = [*flags, entry]
     defaults = [Setting("node.role", "both", Origin("default", "--demo"))] if demo else []
     winners: dict[str, Setting] = {}
-    known = keys()
+    known = all_fields()
     unknown_sections: set[tuple[str, str]] = set()
     for setting in [*defaults, *found, *from_env, *flags]:
         if setting.key in known:
@@ -109,7 +109,7 @@ def _unknown_key(setting: Setting, unknown_sections: set[tuple[str, str]]) -> Pr
         return Problem.at(setting.origin, section, f"is a table; write [{section}]")
     if section in known:
         near = difflib.get_close_matches(key, list(known[section].model_fields), n=1)
-        other = [name for name in keys() if name.split(".")[1] == key]
+        other = [name for name in all_fields() if name.split(".")[1] == key]
         suggestion = near[0] if near else other[0] if other else None
         if suggestion and is_env:
             full = suggestion if "." in suggestion else f"{section}.{suggestion}"
@@ -127,7 +127,7 @@ def _unknown_key(setting: Setting, unknown_sections: set[tuple[str, str]]) -> Pr
 
 
 def _strange_variable(name: str) -> Problem:
-    close = difflib.get_close_matches(name, [sources.variable_name(key) for key in keys()], n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, [sources.variable_name(key) for key in all_fields()], n=1, cutoff=0.5)
     return Problem("environment", name, "no such setting", close[0] if close else None)
 
 
@@ -151,7 +151,7 @@ def _typed(setting: Setting, field: Any) -> Any:
 
 
 def _validate(winners: Mapping[str, Setting], demo: bool) -> tuple[Config | None, list[Problem]]:
-    known = keys()
+    known = all_fields()
     values = {key: _typed(setting, known[key]) for key, setting in winners.items()}
     origins = {key: setting.origin for key, setting in winners.items()}
     try:
