@@ -189,6 +189,12 @@ class ControlError(PddError):
     exit_code = EXIT_NO_DAEMON
 
 
+class UsageError(ControlError):
+    """The command line itself is wrong."""
+
+    id, exit_code = "E200", EXIT_USAGE
+
+
 class DaemonNotRunning(ControlError):
     id = "E301"
 
