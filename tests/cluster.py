@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pdd.control.client import ControlClient
+from pdd.control.client import Client
 
 PDD = [sys.executable, "-m", "pdd"]
 PAGE_STATES = ("free", "cached", "reserved", "running", "sending", "quarantined")
@@ -65,8 +65,8 @@ class Node:
         return self.log_path.read_text(errors="replace")
 
     def control(self, path: str, method: str = "GET") -> Any:
-        with ControlClient(self.run_dir / self.name / "control.sock", timeout=5.0) as client:
-            return client.request(method, path)
+        client = Client(self.run_dir / self.name, timeout=5.0)
+        return client.delete(path) if method == "DELETE" else client.get(path, private=True)
 
     def status(self) -> dict[str, Any]:
         document: dict[str, Any] = self.control("/v1/status")

@@ -6,6 +6,7 @@ Shows per request where the time went and what crossed the fabric. --keep leaves
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import sys
@@ -52,7 +53,7 @@ def chat(node: Node, question: str, *, show: bool) -> tuple[str, str, dict[str, 
                     print(piece, end="", flush=True)
     if show:
         print()
-    gaps = [b - a for a, b in zip(arrivals, arrivals[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(arrivals)]
     return text, request_id, {"first": arrivals[0] if arrivals else 0.0, "gap": sum(gaps) / len(gaps) if gaps else 0.0}
 
 

@@ -5,6 +5,7 @@ Every owner publishes frozen copies; this module reads them and nothing else. It
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -102,8 +103,8 @@ class Documents:
     def transfers(self) -> schema.TransferList:
         rows = tuple(
             schema.Transfer(
-                peer=flow.peer, direction=flow.direction, via=self._node.provider, nic=None, state=flow.state,
-                writes=flow.writes, bytes=flow.bytes, units=flow.units, inflight=flow.inflight, failed=flow.failed,
+                peer=flow.peer, direction=flow.direction, via=self._node.provider, writes=flow.writes,
+                bytes=flow.bytes, units=flow.units, failed=flow.failed,
             )
             for flow in self._node.flows()
         )  # fmt: skip
@@ -135,7 +136,7 @@ class Documents:
         """A live request, or one of the latest finished ones."""
         entry = self._node.ledger.find(request_id)
         if entry is not None:
-            return _detail(entry, self._node.provider)
+            return _detail(entry, self._node.provider, max(1, self._node.num_layers))
         return next((r for r in self.requests().requests or () if r.id == request_id), None)
 
     def cancel(self, request_id: str) -> bool:
@@ -156,28 +157,25 @@ class Documents:
 
     # -- /metrics ---------------------------------------------------------------------------------------------------
     def metrics_snapshot(self) -> metrics.Snapshot:
-        node, snapshot = self._node, self._node.snapshot
+        node, engine = self._node, self._node.snapshot
         totals = self._totals()
-        traffic = {
-            "writes": totals.writes, "bytes": totals.bytes, "units": totals.units,
-            "units_received": totals.units_received, "stale_units": totals.stale_units,
-            "transfer_failures": totals.failed, "transfers_active": totals.active, "attempts_open": node.num_attempts,
-        }  # fmt: skip
-        peers = {peer.name: peer.state == "up" for peer in self._peers()}
-        links = [
-            metrics.LinkTotals(peer=flow.peer, nic=node.provider or "", direction=flow.direction, bytes=flow.bytes)
-            for flow in node.flows()
-        ]
-        if snapshot is None:
-            return metrics.Snapshot(peers=peers, links=links, **traffic)
-        states, counts = snapshot.states, snapshot.totals
-        return metrics.Snapshot(
-            pages={state: getattr(snapshot.pages, state) for state in PAGE_STATES}, pages_total=snapshot.pages.total,
-            running=states["running"] + states["ready"], waiting=states["waiting"], waiting_for_kv=states["wait_kv"],
-            batch_size=snapshot.batch_size, prompt_tokens=counts.prompt_tokens,
+        traffic = metrics.Snapshot(
+            writes=totals.writes, bytes=totals.bytes, units=totals.units, units_received=totals.units_received,
+            stale_units=totals.stale_units, transfer_failures=totals.failed, transfers_active=totals.active,
+            attempts_open=node.num_attempts, attempts_expired=node.num_stalled_attempts,
+            peers={peer.name: peer.state == "up" for peer in self._peers()},
+            links=[metrics.LinkTotals(peer=flow.peer, nic=node.provider, direction=flow.direction, bytes=flow.bytes)
+                   for flow in node.flows()],
+        )  # fmt: skip
+        if engine is None:
+            return traffic
+        states, counts = engine.states, engine.totals
+        return dataclasses.replace(
+            traffic, pages={state: getattr(engine.pages, state) for state in PAGE_STATES},
+            pages_total=engine.pages.total, running=states["running"] + states["ready"], waiting=states["waiting"],
+            waiting_for_kv=states["wait_kv"], batch_size=engine.batch_size, prompt_tokens=counts.prompt_tokens,
             generation_tokens=counts.generated_tokens, preemptions=counts.preemptions, steps=counts.steps,
-            attempts_expired=node.num_stalled_attempts, engine_heartbeat_age=node.engine_stall_seconds(), peers=peers,
-            links=links, **traffic,
+            engine_heartbeat_age=node.engine_stall_seconds(),
         )  # fmt: skip
 
 
@@ -199,7 +197,7 @@ def _between(begin: float | None, end: float | None) -> float | None:
     return None if begin is None or end is None else end - begin
 
 
-def _detail(entry: Entry, via: str | None) -> schema.Request:
+def _detail(entry: Entry, via: str | None, layers: int) -> schema.Request:
     now = time.monotonic()
     end = entry.finished or now
     prefilled = entry.whole if entry.kind == "generate" else entry.computed
@@ -212,6 +210,7 @@ def _detail(entry: Entry, via: str | None) -> schema.Request:
         prefill_seconds=_between(entry.asked if entry.kind == "generate" else entry.started, prefilled),
         exposed_seconds=entry.exposed_seconds, hidden_ratio=entry.hidden_ratio,
         first_token_seconds=_between(entry.received, entry.first_token),
-        transfer=schema.RequestTransfer(units=entry.units, writes=entry.writes, bytes=entry.bytes, via=via)
-        if entry.units else None,
+        transfer=schema.RequestTransfer(
+            pages=entry.units // layers, units=entry.units, writes=entry.writes or None, bytes=entry.bytes, via=via,
+        ) if entry.units else None,
     )  # fmt: skip

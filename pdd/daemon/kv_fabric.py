@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +17,6 @@ from pdd.daemon.listen import local_address_towards
 from pdd.engine.executor import RankInfo
 from pdd.errors import ConfigError, FabricFailure
 from pdd.fabric import _native
-from pdd.fabric.library import search_dirs
 from pdd.messenger import wire
 from pdd.messenger.address import parse_address
 from pdd.messenger.events import FabricEvents
@@ -40,7 +38,7 @@ class KvFabric:
         self._ranks = ranks
         wanted = config.fabric
         try:
-            offers = _native.probe(wanted.library, wanted.provider, search_dirs())
+            offers = _native.probe(wanted.library, wanted.provider)
             if not offers:
                 raise ConfigError(f"no libfabric provider fits fabric.provider = {wanted.provider}")
             if wanted.require and offers[0]["provider"] != wanted.require:
@@ -51,7 +49,7 @@ class KvFabric:
             bind = list(wanted.bind) or _own_address(config, offers[0]["provider"])
             self.fabric = _native.Fabric(
                 provider=offers[0]["provider"], library=wanted.library, bind=bind, window_ops=wanted.window_ops,
-                window_bytes=wanted.window_bytes, idle=wanted.idle, search_dirs=search_dirs(),
+                window_bytes=wanted.window_bytes, idle=wanted.idle,
             )
         except _native.FabricError as error:
             raise FabricFailure(
@@ -65,11 +63,9 @@ class KvFabric:
         except _native.FabricError as error:
             self.fabric.close()
             raise FabricFailure(str(error), hint="is LimitMEMLOCK (ulimit -l) large enough for the KV pool?") from None
+        assert ranks[0].counter_fd is not None  # rank 0 has the counter
         self._counter = _native.Counter(ranks[0].counter_fd)
         self.watch: int = self.fabric.watch(self._counter)
-        for rank in ranks:
-            os.close(rank.kv_fd)
-        os.close(ranks[0].counter_fd)
         self.planner = ShardPlanner(self.regions, _native.WritePlan)
         self.events = FabricEvents(self.fabric, EventKinds(
             imm_reached=_native.IMM_REACHED, imm_overrun=_native.IMM_OVERRUN, transfer_done=_native.TRANSFER_DONE,
@@ -77,7 +73,7 @@ class KvFabric:
         ))
         _log.info(
             "fabric: %s over %s, libfabric %s (%s); %d region(s), %.1f MB", self.provider, bind or "the provider's choice",
-            self.caps["library_version"], self.caps.get("library", ""), len(self.regions),
+            self.caps["library_version"], self.caps["library_path"], len(self.regions),
             sum(memory.nbytes for memory in self._memory) / 1e6,
         )
 
@@ -116,8 +112,8 @@ class KvFabric:
 
     def info(self) -> schema.FabricInfo:
         return schema.FabricInfo(
-            provider=self.provider, library=self.caps.get("library"), library_version=self.caps.get("library_version"),
-            domains=tuple(self.caps.get("domains", ())),
+            provider=self.provider, library=self.caps["library_path"], library_version=self.caps["library_version"],
+            domains=tuple(nic["domain"] for nic in self.caps["nics"]),
         )
 
     def findings(self) -> tuple[schema.Finding, ...]:

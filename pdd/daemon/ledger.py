@@ -60,11 +60,16 @@ class Ledger:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._unit_bytes = 0
         self._live: dict[str, Entry] = {}
         self._finished: collections.OrderedDict[str, Entry] = collections.OrderedDict()
 
     def __len__(self) -> int:
         return len(self._live)
+
+    def unit_is(self, num_bytes: int) -> None:
+        """Bytes that one unit stands for: a page of one layer."""
+        self._unit_bytes = num_bytes
 
     def live(self) -> list[Entry]:
         return list(self._live.values())
@@ -121,7 +126,7 @@ class Ledger:
             return
         entry.peer, entry.asked, entry.why = done.peer, done.asked, done.why
         if done.whole:
-            entry.whole, entry.units, entry.bytes = done.finished, done.units, done.bytes
+            entry.whole, entry.units, entry.bytes = done.finished, done.units, done.units * self._unit_bytes
             self._move(entry, "ready", done.finished)
 
     def job_done(self, job: JobDone) -> None:

@@ -11,30 +11,25 @@ import contextlib
 import faulthandler
 import logging
 import signal
-import sys
-from pathlib import Path
+from typing import Any
 
-from pdd import log, sdnotify
+from pdd import sdnotify
 from pdd.config import Config
 from pdd.daemon.node import Node
-from pdd.errors import EXIT_BUG, EXIT_OK, PddError, RequestCancelled
+from pdd.errors import EXIT_OK, RequestCancelled
 
 _log = logging.getLogger("pdd")
 _DRAIN_MARGIN_SECONDS = 30.0  # what systemd is told beyond the drain itself
 
 
 def run(config: Config, *, demo: bool = False) -> int:
-    """Serves until stopped. Returns the exit code. `demo`: a tiny random model instead of model.path."""
-    log.setup(config.log.level, config.log.format)
+    """Serves until stopped; returns the exit code. `demo`: a tiny random model instead of model.path.
+
+    Raises:
+        PddError: the node cannot start, or a rank died.
+    """
     faulthandler.enable()  # SIGABRT of systemd's watchdog leaves the stacks in the journal
-    try:
-        return asyncio.run(_serve(config, demo=demo))
-    except PddError as error:
-        _log.critical("%s [%s]%s", error.message, error.id, f" {error.hint}" if error.hint else "")
-        return error.exit_code
-    except Exception:
-        _log.critical("a bug of pdd ended this node", exc_info=True)
-        return EXIT_BUG
+    return asyncio.run(_serve(config, demo=demo))
 
 
 async def _serve(config: Config, *, demo: bool) -> int:
@@ -43,15 +38,15 @@ async def _serve(config: Config, *, demo: bool) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _signalled, stop, now)
-    start = asyncio.create_task(node.start(), name="start")
+    start: asyncio.Future[None] = asyncio.create_task(node.start(), name="start")
     wanted = asyncio.create_task(stop.wait(), name="stop")
     watchdog = asyncio.create_task(_watch(node), name="watchdog")
     try:
-        await asyncio.wait({start, wanted, node.failed}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(_any(start, wanted, node.failed), return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             start.result()
             sdnotify.notify("READY=1", f"STATUS={node.summary()}")
-            await asyncio.wait({wanted, node.failed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(_any(wanted, node.failed), return_when=asyncio.FIRST_COMPLETED)
         if node.failed.done():
             raise node.failed.result()
         if start.done():
@@ -67,6 +62,10 @@ async def _serve(config: Config, *, demo: bool) -> int:
         await node.close()
 
 
+def _any(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:
+    return set(futures)
+
+
 def _signalled(stop: asyncio.Event, now: asyncio.Event) -> None:
     if stop.is_set():
         now.set()
@@ -80,7 +79,7 @@ async def _drain(node: Node, timeout: float, now: asyncio.Event) -> None:
     node.drain()
     quiet = asyncio.create_task(node.quiet())
     hurry = asyncio.create_task(now.wait())
-    done, _ = await asyncio.wait({quiet, hurry, node.failed}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(_any(quiet, hurry, node.failed), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     hurry.cancel()
     if quiet not in done:
         quiet.cancel()
@@ -98,12 +97,3 @@ async def _watch(node: Node) -> None:
         if node.health().live:
             sdnotify.notify("WATCHDOG=1", f"STATUS={node.summary()}")
         await asyncio.sleep(period / 3)
-
-
-def demo_model(directory: Path) -> Path:
-    """Writes the tiny random model of `pdd serve --demo`."""
-    from pdd.model.demo import write_demo_model
-
-    write_demo_model(directory)
-    print("pdd: demo: a tiny model of random weights; its text means nothing", file=sys.stderr)
-    return directory

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pdd import version
+from pdd import config_load
 from pdd.api.app import ApiSettings, create_app
 from pdd.api.server import ApiServer
 from pdd.api.service import Health, Limits
@@ -31,11 +31,11 @@ from pdd.daemon.flows import IN, OUT, Flow, Flows
 from pdd.daemon.kv_fabric import KvFabric
 from pdd.daemon.ledger import Ledger
 from pdd.daemon.listen import bind_tcp
-from pdd.daemon.secrets import read_lines, read_token
 from pdd.daemon.service import NodeService
 from pdd.engine.executor import RankExecutor
 from pdd.engine.limits import SchedulerLimits
 from pdd.engine.loop import EngineLoop
+from pdd.engine.rank_protocol import RankInit, RankProgress
 from pdd.engine.request import EngineEvent
 from pdd.engine.scheduler import Scheduler
 from pdd.engine.snapshot import EngineSnapshot
@@ -50,6 +50,7 @@ from pdd.messenger.router import route
 from pdd.messenger.status import AttemptDone, JobDone
 from pdd.metrics import Metrics
 from pdd.model.tokenizer import Tokenizer
+from pdd.version import VERSION
 
 _log = logging.getLogger("pdd")
 _CLOSE_SECONDS = 5.0
@@ -68,7 +69,7 @@ class Node:
 
     def __init__(self, config: Config, *, demo: bool = False) -> None:
         self.config = config
-        self.version = version.VERSION
+        self.version = VERSION
         self.epoch = secrets.randbits(64)
         self.boot_id = secrets.token_hex(8)
         self.started_at = time.monotonic()
@@ -121,8 +122,9 @@ class Node:
 
     async def _bind(self) -> None:
         config = self.config
-        api_keys = read_lines(config.api.api_keys_credential, "api.api_keys_credential")
-        self._token = read_token(config.peers.token_credential, "peers.token_credential")
+        keys = config_load.read_credential(config.api.api_keys_credential, "api.api_keys_credential")
+        token = config_load.read_credential(config.peers.token_credential, "peers.token_credential")
+        self._token = token[0].get_secret_value().encode() if token else None
         run_dir = Path(config.control.dir) if config.control.dir else paths.default_run_dir()
         sockets = ControlSockets.bind(run_dir, config.node.name, config.control.group)
         self._control = ControlServer(self._documents, sockets)
@@ -130,7 +132,9 @@ class Node:
         if config.peers.listen:
             self._peer_socket = bind_tcp(config.peers.listen, "peers.listen")
         stop = asyncio.Event()
-        settings = ApiSettings(version=self.version, max_body_bytes=config.api.max_body, api_keys=api_keys)
+        settings = ApiSettings(version=self.version, max_body_bytes=config.api.max_body, 
+            api_keys=tuple(key.get_secret_value() for key in keys),
+        )
         app = create_app(self._service, settings, stop=stop, serve_generation=config.node.role != "prefill")
         self._api = ApiServer(app, [api_socket], stop)
         self._api_task = asyncio.create_task(self._api.serve(), name="api")
@@ -148,22 +152,23 @@ class Node:
             _log.warning("demo: a tiny model of random weights; its text means nothing")
         loop = asyncio.get_running_loop()
 
-        def progress(phase: str, done: int, total: int) -> None:
-            loop.call_soon_threadsafe(self._show_progress, phase, done, total)
+        def progress(rank: int, made: RankProgress) -> None:
+            loop.call_soon_threadsafe(self._show_progress, made)
 
         self.phase = Phase("load", 0.0)
-        self._executor = RankExecutor(
+        init = RankInit(
             str(self._model_dir), dtype=config.model.dtype, page_size=config.kv.page_size, num_pages=config.kv.num_pages,
             memory_fraction=config.kv.memory_fraction, max_context=config.model.max_context,
             max_batch_size=config.engine.max_batch_size, max_batch_tokens=config.engine.max_batch_tokens,
-            threads=config.engine.threads, step_timeout=config.engine.step_timeout, progress=progress,
-            on_death=lambda error: loop.call_soon_threadsafe(self._rank_died, error),
+            threads=config.engine.threads,
         )
+        self._executor = RankExecutor(init, step_timeout=config.engine.step_timeout, on_progress=progress)
         self._tokenizer = await asyncio.to_thread(Tokenizer, self._model_dir)
         self._ranks = await asyncio.to_thread(self._executor.start)
+        self._executor.watch(lambda error: loop.call_soon_threadsafe(self._rank_died, error))
 
-    def _show_progress(self, phase: str, done: int, total: int) -> None:
-        self.phase = Phase(f"load {phase}", done / total if total else None)
+    def _show_progress(self, made: RankProgress) -> None:
+        self.phase = Phase(f"load {made.phase}", made.done_bytes / made.total_bytes if made.total_bytes else None)
 
     async def _open_fabric(self) -> None:
         self.phase = Phase("fabric")
@@ -186,6 +191,7 @@ class Node:
             on_failure=lambda error: loop.call_soon_threadsafe(self._fail, error),
         )
         self._engine.start()
+        self.ledger.unit_is(self.kv_page_bytes)
 
     async def _link_peers(self) -> None:
         config, fabric, engine = self.config, self._fabric, self._engine
@@ -240,7 +246,7 @@ class Node:
     def _attempt_done(self, done: AttemptDone) -> None:
         self.ledger.attempt_done(done)
         if done.whole:
-            self._flows.add(done.peer, IN, bytes=done.bytes, units=done.units)
+            self._flows.add(done.peer, IN, bytes=done.units * self.kv_page_bytes, units=done.units)
             self.metrics.kv_transfer.labels("in", self.provider).observe(done.finished - (done.asked or done.finished))
         else:
             self._flows.add(done.peer, IN, failed=1)
@@ -405,9 +411,9 @@ class Node:
             return (f"starting: {self.phase.name}{progress}",)
         if self._draining:
             return ("draining",)
-        if self.decoder is not None and not self.config.scheduler.local_prefill_fallback:
-            if not self.decoder.peers.usable_links():
-                return (f"no prefiller: {self.decoder.peers.explain()}",)
+        needs_prefiller = self.decoder is not None and not self.config.scheduler.local_prefill_fallback
+        if needs_prefiller and self.decoder is not None and not self.decoder.peers.usable_links():
+            return (f"no prefiller: {self.decoder.peers.explain()}",)
         return ()
 
     def state(self) -> tuple[str, tuple[str, ...]]:

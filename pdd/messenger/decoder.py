@@ -18,7 +18,7 @@ import asyncio
 import dataclasses
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pdd.engine.request import EngineEvent, EngineInbox, Finished, KvAbandoned, KvOutcome, KvReserved, KvSource
 from pdd.errors import (
@@ -41,7 +41,7 @@ from pdd.messenger.ports import Planner
 from pdd.messenger.quiet import QuietLog
 from pdd.messenger.retries import Retries, Tries
 from pdd.messenger.states import State
-from pdd.messenger.status import AttemptStatus, DecoderCounters, PeerStatus
+from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus
 
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 10
@@ -76,7 +76,7 @@ class Decoder:
     def __init__(
         self, context: LinkContext, addresses: Sequence[Address], inbox: EngineInbox, planner: Planner,
         settings: DecoderSettings, *, connect: Connect = open_tcp, backoff: Backoff = Backoff(),  # noqa: B008
-        rng: random.Random | None = None,
+        rng: random.Random | None = None, report: Callable[[AttemptDone], None] = lambda done: None,
     ) -> None:  # fmt: skip
         self.peers = PeerTable(addresses, context, self, connect=connect, backoff=backoff, rng=rng)
         self.counters = DecoderCounters()
@@ -85,6 +85,7 @@ class Decoder:
         self._inbox = inbox
         self._planner = planner
         self._settings = settings
+        self._report = report
         self._attempts: dict[int, Attempt] = {}
         self._by_key: dict[int, Attempt] = {}
         self._views: dict[PeerLink, _LinkView] = {}
@@ -126,6 +127,11 @@ class Decoder:
             )
             for attempt in self._attempts.values()
         )  # fmt: skip
+
+    @property
+    def num_open(self) -> int:
+        """Attempts that are not settled for good."""
+        return len(self._attempts)
 
     def peer_status(self) -> tuple[PeerStatus, ...]:
         return self.peers.status(self._outstanding)
@@ -227,6 +233,7 @@ class Decoder:
         )  # fmt: skip
         if sent:  # else the link has just ended and took the attempt with it
             attempt.state.move(AttemptState.REQUESTED, link.name)
+            attempt.asked = attempt.state.since
 
     def _cancel(self, attempt: Attempt, why: str) -> None:
         assert attempt.link is not None
@@ -278,6 +285,7 @@ class Decoder:
             retry, error = self._verdict(attempt)
             self._count(quarantined=1)
             self._inbox.kv_settled(attempt.id, KvOutcome.QUARANTINED, retry=retry, error=error)
+            self._tell(attempt, whole=False)
 
     def link_closed(self, link: PeerLink) -> None:
         for attempt in list(self._views.pop(link).attempts.values()):
@@ -415,6 +423,7 @@ class Decoder:
         if attempt.link is not None:
             self._views[attempt.link].attempts.pop(attempt.id, None)
         del self._attempts[attempt.id]
+        self._tell(attempt, whole=outcome is KvOutcome.WHOLE)
         if outcome is KvOutcome.WHOLE:
             self._count(whole=1)
             self._inbox.kv_settled(attempt.id, outcome)
@@ -422,6 +431,17 @@ class Decoder:
             self._count(released=1)
             retry, error = self._verdict(attempt)
             self._inbox.kv_settled(attempt.id, outcome, retry=retry, error=error)
+
+    def _tell(self, attempt: Attempt, *, whole: bool) -> None:
+        """Reports an attempt that is over, as far as its request is concerned."""
+        self._report(
+            AttemptDone(
+                request_id=attempt.reserved.request_id, attempt=attempt.id,
+                peer=attempt.link.name if attempt.link is not None else "", whole=whole, why=attempt.state.why,
+                reason="" if whole else _reason(attempt), asked=attempt.asked, finished=attempt.state.since,
+                units=attempt.arrived_units,
+            )
+        )  # fmt: skip
 
     def _verdict(self, attempt: Attempt) -> tuple[KvSource | None, Exception | None]:
         """What becomes of the request: tried again, prefilled here, or told an error."""
@@ -471,3 +491,19 @@ class Decoder:
         """Publishes new counters; whoever read the old ones keeps a consistent copy."""
         old = self.counters
         self.counters = dataclasses.replace(old, **{name: getattr(old, name) + n for name, n in amounts.items()})
+
+
+def _reason(attempt: Attempt) -> str:
+    """Why an attempt is not whole, as a metric's label."""
+    match attempt.failure:
+        case _ if attempt.abandoned:
+            return "cancelled"
+        case PeerLost():
+            return "peer_lost"
+        case RequestTimeout():
+            return "stalled"
+        case PeerProtocol():
+            return "overrun"
+        case PrefillRefused() if attempt.ended is not None and attempt.ended.reason == "refused":
+            return "refused"
+    return "failed"

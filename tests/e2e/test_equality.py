@@ -32,7 +32,7 @@ def test_every_length_around_a_page_edge_equals_both(tiny_model, module_run_dir:
         assert page_sum_holds(status)
         # It went through the fabric, exactly: every prompt twice, all tokens but the last.
         expected_units = 2 * sum(-(-(n - 1) // PAGE) for n in LENGTHS)
-        layers = d0.status()["kv"]["num_layers"]
+        layers = d0.status()["engine"]["num_layers"]
         assert status["transfers"]["units_received"] == expected_units * layers
         sent = [nodes[f"p{i}"].wait_idle()["transfers"] for i in range(prefillers)]
         assert sum(t["units"] for t in sent) == expected_units * layers
@@ -60,5 +60,5 @@ def test_more_decodes_than_the_pool_holds_all_finish_as_both_says(tiny_model, ru
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             answers = list(pool.map(lambda p: complete(d0.url, p, max_tokens=90), prompts))
         assert answers == oracle
-        assert d0.wait_idle()["preemptions"] > 0, "the pool was never short: the test proves nothing"
+        assert d0.wait_idle()["engine"]["preemptions"] > 0, "the pool was never short: the test proves nothing"
         nodes["p0"].wait_idle()
