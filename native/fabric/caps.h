@@ -27,7 +27,9 @@ struct ProviderCaps {
     size_t rma_iov_limit = 0;
     size_t write_segments = 1;  // scattered pages that one write may carry
     size_t max_message = 0;
-    bool wait_fd = false;  // from opening a queue, not from a flag
+    bool wait_fd = false;      // from opening a queue, not from a flag
+    bool sticky_wait = false;  // the queue's descriptor stays readable after a completion, see Sleeper
+    int max_sleep_ms = 200;    // how long an idle node may go without a look at its queues
     bool hmem = false;
     bool dmabuf = false;
     std::string fence;  // "endpoint": closing one stops its peer's writes. "none": nothing does (shm)

@@ -4,9 +4,11 @@
 #include <link.h>
 #include <rdma/fi_errno.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <sstream>
 
 namespace pdd {
 namespace {
@@ -32,6 +34,25 @@ std::string real_path(const std::string& path) {
     std::string out = resolved;
     std::free(resolved);
     return out;
+}
+
+// The system's library by path. Asked for by its bare name, the linker would answer with any libfabric that this process has
+// loaded already, so the bare name is only the last resort.
+std::string system_library() {
+    std::vector<std::string> dirs;
+    if (const char* list = std::getenv("LD_LIBRARY_PATH")) {
+        std::stringstream parts(list);
+        for (std::string dir; std::getline(parts, dir, ':');)
+            if (!dir.empty()) dirs.push_back(dir);
+    }
+    for (const char* dir : {"/usr/local/lib", "/usr/local/lib64", "/usr/lib/x86_64-linux-gnu",
+                            "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"})
+        dirs.push_back(dir);
+    for (const auto& dir : dirs) {
+        const std::string path = dir + "/" + kSoname;
+        if (::access(path.c_str(), R_OK) == 0) return path;
+    }
+    return kSoname;
 }
 
 struct Loaded {
@@ -90,8 +111,7 @@ Result<LibraryChoice> choose_library(const std::string& configured, const std::v
     if (!configured.empty()) {
         places.push_back({in_directory(configured), "configured"});
     } else {
-        // The bare name goes first: once another libfabric is loaded, the linker would answer it by that one's soname.
-        places.push_back({kSoname, "system"});
+        places.push_back({system_library(), "system"});
         for (const char* dir : {"/opt/amazon/efa/lib", "/opt/amazon/efa/lib64"})
             places.push_back({std::string(dir) + "/" + kSoname, "efa-installer"});
         for (const auto& dir : extra) places.push_back({in_directory(dir.path), dir.source});

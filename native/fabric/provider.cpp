@@ -59,6 +59,10 @@ ProviderCaps read_caps(const Library& library, const fi_info& info) {
     // On efa an immediate is native only with one source and one target; elsewhere several were never measured.
     if (is_tcp(caps.provider))
         caps.write_segments = std::max<size_t>(1, std::min({caps.iov_limit, caps.rma_iov_limit, kMaxSegments}));
+    // rxm's descriptor covers no connection requests: a peer's first write waits for a look.
+    if (caps.provider.find("ofi_rxm") != std::string::npos) caps.max_sleep_ms = 5;
+    // net's fi_trywait is empty: nobody takes back the signal that a completion left.
+    caps.sticky_wait = caps.provider == "net";
     // shm tells success for a bad key and for a dead peer: closing its endpoint proves nothing.
     caps.fence = caps.provider == "shm" ? "none" : "endpoint";
     return caps;

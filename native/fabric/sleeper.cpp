@@ -28,6 +28,7 @@ void Sleeper::add(Endpoint& endpoint) {
         queues_[nic].push_back(&rail.cq->fid);
         epoll_event event{};
         event.events = EPOLLIN;
+        event.data.ptr = domains_[nic]->caps().sticky_wait ? rail.cq.get() : nullptr;
         if (can_wait_) ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, rail.wait_fd, &event);
     }
 }
@@ -36,11 +37,18 @@ void Sleeper::remove(Endpoint& endpoint) {
     for (size_t nic = 0; nic < queues_.size(); ++nic) {
         Rail& rail = endpoint.rails()[nic];
         std::erase(queues_[nic], &rail.cq->fid);
+        std::erase(signalled_, rail.cq.get());
         if (can_wait_) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, rail.wait_fd, nullptr);
     }
 }
 
+void Sleeper::take_back_signals() {
+    for (fid_cq* cq : signalled_) ::fi_cq_sread(cq, nullptr, 0, nullptr, 1);
+    signalled_.clear();
+}
+
 void Sleeper::sleep(int timeout_ms) {
+    take_back_signals();
     if (!commands_.about_to_sleep()) return;
     bool any_queue = false;
     for (size_t nic = 0; nic < queues_.size(); ++nic) {
@@ -57,7 +65,9 @@ void Sleeper::sleep(int timeout_ms) {
         std::this_thread::sleep_for(kNap);
     } else {
         std::array<epoll_event, 16> events;
-        ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+        const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), timeout_ms);
+        for (int i = 0; i < count; ++i)
+            if (events[i].data.ptr != nullptr) signalled_.push_back(static_cast<fid_cq*>(events[i].data.ptr));
     }
     commands_.awake();
 }

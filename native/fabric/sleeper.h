@@ -1,5 +1,9 @@
 // Sleeper: blocks the worker until a command, a completion or a timeout. Waits on the queues' own descriptors where the
 // provider has them, and in short naps where it has none (shm).
+//
+// net of 1.17 never takes back a queue's signal in fi_trywait, so its descriptor stays readable after the first
+// completion and an idle node would spin. A blocking read of nothing does take it back: one is done, at most 1 ms long,
+// on each queue that ended the last sleep.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +24,13 @@ class Sleeper {
     void sleep(int timeout_ms);
 
   private:
+    void take_back_signals();
+
     const Domains& domains_;
     CommandQueue& commands_;
     UniqueFd epoll_;
     std::vector<std::vector<fid*>> queues_;  // per domain
+    std::vector<fid_cq*> signalled_;         // sticky queues that ended the last sleep
     bool can_wait_ = true;
 };
 

@@ -4,6 +4,8 @@
 #include <rdma/fi_errno.h>
 #include <sched.h>
 
+#include <algorithm>
+
 #include "util/pause.h"
 
 namespace pdd {
@@ -12,7 +14,6 @@ namespace {
 constexpr int kCommandBatch = 64;
 // Blocking is ended by descriptors; these bound what a provider that forgets to signal can cost.
 constexpr int kBusyTimeoutMs = 10;   // writes or work outstanding
-constexpr int kIdleTimeoutMs = 200;  // nothing outstanding: five looks a second
 constexpr int kRetryTimeoutMs = 1;   // the provider said "try again"
 
 }  // namespace
@@ -72,12 +73,12 @@ void Worker::idle() {
         case IdlePolicy::Step::Block:
             break;
     }
-    int timeout = peers_.empty() ? -1 : kIdleTimeoutMs;
+    int timeout = peers_.empty() ? -1 : domains_[0]->caps().max_sleep_ms;
     for (auto& [id, peer] : peers_) {
         if (peer->sender().blocked())
             timeout = kRetryTimeoutMs;
-        else if (!peer->sender().idle() && timeout > kBusyTimeoutMs)
-            timeout = kBusyTimeoutMs;
+        else if (!peer->sender().idle())
+            timeout = std::min(timeout, kBusyTimeoutMs);
     }
     sleeper_.sleep(timeout);
     stat_add(stats_.wakeups);
