@@ -1,9 +1,8 @@
 """One choice of an answer: the engine's tokens become pieces of text that may be sent.
 
 Between engine and client stand the detokenizer (whole characters only) and the stop strings (text that may still
-become one is held). A token's entry for logprobs goes out with the first piece of text that follows it, so the
-entries of a stream, joined, are those of the whole answer: one per generated token, up to the one that completed a
-stop string.
+become one is held). Entries of logprobs are held for nothing: a client that asked for them sees every token when it is
+made, whether it has text yet or not. There is one per generated token, up to the one that completed a stop string.
 
 Not here: the form of answers (completions.py, chat.py), and which choice is served when (merge.py).
 """
@@ -48,6 +47,7 @@ class Choice:
     ) -> None:
         """`echo`: text that stands before the generated text and is sent with its first piece."""
         self._index = index
+        self._eager = sampling.logprobs is not None
         self._min_tokens = sampling.min_tokens
         self._stop_tokens = frozenset(sampling.stop_token_ids)
         self._detokenizer = detokenizer
@@ -73,7 +73,7 @@ class Choice:
                     if self._matcher.stopped:
                         yield self._delta("stop", None)
                         return
-                if self._unsent:
+                if self._unsent or (self._eager and self._pieces):
                     yield self._delta(None, None)
         raise EngineError("the engine ended a request without saying how")
 

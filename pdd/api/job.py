@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 
 from pdd.api.answers import Form, Header, Usage
 from pdd.api.chat import ChatForm
@@ -20,6 +21,7 @@ from pdd.errors import InvalidRequest, UnknownModel
 class Part:
     """One choice of the answer, and the request that the engine gets for it."""
 
+    request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     choice: Choice
@@ -52,9 +54,10 @@ class JobBuilder:
         model = self._model(request.model)
         prompts = self._prompts(request)
         include_usage = bool(request.stream_options and request.stream_options.include_usage)
+        request_id = secrets.token_hex(12)
         return Job(
-            self._parts(request, prompts),
-            self._form(request, model, include_usage),
+            self._parts(request, prompts, request_id),
+            self._form(request, model, request_id, include_usage),
             Usage(sum(len(prompt.ids) for prompt in prompts)),
             bool(request.stream),
             include_usage,
@@ -73,7 +76,7 @@ class JobBuilder:
             return self.prompts.of_chat(request)
         return self.prompts.of_completion(request)
 
-    def _parts(self, request: CompletionBody | ChatBody, prompts: list[Prompt]) -> tuple[Part, ...]:
+    def _parts(self, request: CompletionBody | ChatBody, prompts: list[Prompt], request_id: str) -> tuple[Part, ...]:
         n = request.n or 1
         if len(prompts) * n > self.limits.max_choices:
             raise InvalidRequest(
@@ -88,7 +91,8 @@ class JobBuilder:
                 sampling = choice_sampling(first, number)
                 detokenizer = self.tokenizer.detokenizer()
                 choice = Choice(len(parts), sampling, detokenizer, request.stops(), echo)
-                parts.append(Part(prompt.ids, sampling, choice))
+                own_id = request_id if len(prompts) * n == 1 else f"{request_id}-{len(parts)}"
+                parts.append(Part(own_id, prompt.ids, sampling, choice))
         return tuple(parts)
 
     def _text(self, prompt: Prompt) -> str:
@@ -97,9 +101,9 @@ class JobBuilder:
         detokenizer = self.tokenizer.detokenizer()
         return "".join(detokenizer.push(token) for token in prompt.ids) + detokenizer.flush()
 
-    def _form(self, request: CompletionBody | ChatBody, model: str, include_usage: bool) -> Form:
+    def _form(self, request: CompletionBody | ChatBody, model: str, request_id: str, include_usage: bool) -> Form:
         if isinstance(request, ChatBody):
             k = (request.top_logprobs or 0) if request.logprobs else None
-            return ChatForm(Header.new("chatcmpl", model), self.tokenizer, k, include_usage=include_usage)
-        header = Header.new("cmpl", model)
+            return ChatForm(Header.new("chatcmpl", request_id, model), self.tokenizer, k, include_usage=include_usage)
+        header = Header.new("cmpl", request_id, model)
         return CompletionForm(header, self.tokenizer, request.logprobs, include_usage=include_usage)
