@@ -45,7 +45,11 @@ class Choice:
     def __init__(
         self, index: int, sampling: SamplingParams, detokenizer: Detokenizer, stops: tuple[str, ...], echo: str = ""
     ) -> None:
-        """`echo`: text that stands before the generated text and is sent with its first piece."""
+        """
+        Args:
+            detokenizer: has seen the end of the prompt, where a character may have begun.
+            echo: text that stands before the generated text and is sent with its first piece.
+        """
         self._index = index
         self._eager = sampling.logprobs is not None
         self._min_tokens = sampling.min_tokens
@@ -94,7 +98,8 @@ class Choice:
             raise event.error
         if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             raise RequestCancelled("the request was cancelled on this node before it was complete")
-        self._append(self._detokenizer.flush())
+        # A character that max_tokens cut is no text; the detokenizer writes it as U+FFFD.
+        self._append(self._detokenizer.flush().removesuffix("\ufffd"))
         finish = "stop" if self._matcher.stopped else event.reason.value
         self._unsent += self._matcher.flush()
         return self._delta(finish, event.cached_tokens)

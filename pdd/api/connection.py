@@ -1,7 +1,7 @@
 """One HTTP exchange as a connection sees it: the client may leave, and may read slowly or not at all.
 
 `unless` ends work that became pointless: the client closed its connection or half of it, or the node goes down.
-`Sender` bounds how long a write may wait for the client to read. A client that left is ClientGone, which nobody answers.
+`Sender` bounds how long a write may wait for the client to read. A client that left is ClientGone: nobody answers it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ClientGone(Exception):
 
 
 async def unless(work: Coroutine[None, None, T], *spoilers: Coroutine[None, None, Exception]) -> T:
-    """The result of `work`. If a spoiler returns first, `work` is cancelled, and what the spoiler returned is raised."""
+    """The result of `work`. If a spoiler returns first, `work` is cancelled and what the spoiler returned is raised."""
     task = asyncio.ensure_future(work)
     others = [asyncio.ensure_future(spoiler) for spoiler in spoilers]
     try:

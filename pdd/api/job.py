@@ -12,9 +12,11 @@ from pdd.api.completions import CompletionForm
 from pdd.api.prompts import Prompt, PromptReader
 from pdd.api.sampling import choice_sampling, sampling_params
 from pdd.api.schema import ChatBody, CompletionBody, parse
-from pdd.api.service import Limits, Tokenizer
+from pdd.api.service import Detokenizer, Limits, Tokenizer
 from pdd.engine.request import SamplingParams
 from pdd.errors import InvalidRequest, UnknownModel
+
+_CHARACTER_TOKENS = 4  # a character of UTF-8 has at most four bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,8 +91,7 @@ class JobBuilder:
             echo = self._text(prompt) if isinstance(request, CompletionBody) and request.echo else ""
             for number in range(n):
                 sampling = choice_sampling(first, number)
-                detokenizer = self.tokenizer.detokenizer()
-                choice = Choice(len(parts), sampling, detokenizer, request.stops(), echo)
+                choice = Choice(len(parts), sampling, self._detokenizer(prompt), request.stops(), echo)
                 own_id = request_id if len(prompts) * n == 1 else f"{request_id}-{len(parts)}"
                 parts.append(Part(own_id, prompt.ids, sampling, choice))
         return tuple(parts)
@@ -99,7 +100,14 @@ class JobBuilder:
         if prompt.text is not None:
             return prompt.text
         detokenizer = self.tokenizer.detokenizer()
-        return "".join(detokenizer.push(token) for token in prompt.ids) + detokenizer.flush()
+        return "".join(detokenizer.push(token) for token in prompt.ids)  # a character begun at its end comes later
+
+    def _detokenizer(self, prompt: Prompt) -> Detokenizer:
+        """One that knows how the prompt ends: a prompt of ids may end inside a character, which the answer completes."""
+        detokenizer = self.tokenizer.detokenizer()
+        for token in prompt.ids[-_CHARACTER_TOKENS:]:
+            detokenizer.push(token)
+        return detokenizer
 
     def _form(self, request: CompletionBody | ChatBody, model: str, request_id: str, include_usage: bool) -> Form:
         if isinstance(request, ChatBody):

@@ -22,7 +22,7 @@ class Detokenizer(Protocol):
         """Text that became certain with this token; "" inside a character or for a special token."""
 
     def flush(self) -> str:
-        """What is still held, at the end of the text."""
+        """What is still held, at the end of the text: U+FFFD for a character that was cut."""
 
 
 class Tokenizer(Protocol):

@@ -93,8 +93,7 @@ class SmallDetokenizer:
         return self._decoder.decode(self._tokenizer.token_bytes(token))
 
     def flush(self) -> str:
-        self._decoder.reset()  # half a character is no text
-        return ""
+        return self._decoder.decode(b"", final=True)
 
 
 @dataclasses.dataclass
