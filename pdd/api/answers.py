@@ -6,7 +6,6 @@ A form is pure: it turns deltas into the objects that are sent, and knows nothin
 from __future__ import annotations
 
 import dataclasses
-import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -18,13 +17,13 @@ from pdd.api.choice import Delta, Piece
 class Header:
     """What each object of one answer repeats."""
 
-    id: str
+    id: str  # PREFIX-REQUEST_ID
     created: int  # seconds since 1970
     model: str
 
     @classmethod
-    def new(cls, prefix: str, model: str) -> Header:
-        return cls(f"{prefix}-{secrets.token_hex(16)}", int(time.time()), model)
+    def new(cls, prefix: str, request_id: str, model: str) -> Header:
+        return cls(f"{prefix}-{request_id}", int(time.time()), model)
 
     def fields(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

@@ -1,9 +1,8 @@
 """One choice of an answer: the engine's tokens become pieces of text that may be sent.
 
 Between engine and client stand the detokenizer (whole characters only) and the stop strings (text that may still
-become one is held). A token's entry for logprobs goes out with the first piece of text that follows it, so the
-entries of a stream, joined, are those of the whole answer: one per generated token, up to the one that completed a
-stop string.
+become one is held). Entries of logprobs are held for nothing: a client that asked for them sees every token when it is
+made, whether it has text yet or not. There is one per generated token, up to the one that completed a stop string.
 
 Not here: the form of answers (completions.py, chat.py), and which choice is served when (merge.py).
 """
@@ -46,8 +45,13 @@ class Choice:
     def __init__(
         self, index: int, sampling: SamplingParams, detokenizer: Detokenizer, stops: tuple[str, ...], echo: str = ""
     ) -> None:
-        """`echo`: text that stands before the generated text and is sent with its first piece."""
+        """
+        Args:
+            detokenizer: has seen the end of the prompt, where a character may have begun.
+            echo: text that stands before the generated text and is sent with its first piece.
+        """
         self._index = index
+        self._eager = sampling.logprobs is not None
         self._min_tokens = sampling.min_tokens
         self._stop_tokens = frozenset(sampling.stop_token_ids)
         self._detokenizer = detokenizer
@@ -73,7 +77,7 @@ class Choice:
                     if self._matcher.stopped:
                         yield self._delta("stop", None)
                         return
-                if self._unsent:
+                if self._unsent or (self._eager and self._pieces):
                     yield self._delta(None, None)
         raise EngineError("the engine ended a request without saying how")
 
@@ -94,7 +98,8 @@ class Choice:
             raise event.error
         if event.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             raise RequestCancelled("the request was cancelled on this node before it was complete")
-        self._append(self._detokenizer.flush())
+        # A character that max_tokens cut is no text; the detokenizer writes it as U+FFFD.
+        self._append(self._detokenizer.flush().removesuffix("\ufffd"))
         finish = "stop" if self._matcher.stopped else event.reason.value
         self._unsent += self._matcher.flush()
         return self._delta(finish, event.cached_tokens)

@@ -1,7 +1,7 @@
 """One HTTP exchange as a connection sees it: the client may leave, and may read slowly or not at all.
 
-`while_connected` ends the work when the client closes its connection or half of it. `Sender` bounds how long a write
-may wait for the client to read. Both end in ClientGone, which nobody answers.
+`unless` ends work that became pointless: the client closed its connection or half of it, or the node goes down.
+`Sender` bounds how long a write may wait for the client to read. A client that left is ClientGone: nobody answers it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
 
+from pdd.errors import Draining
+
 ABORT = "pdd.abort"  # key in scope["state"]: drops the connection with what is unsent; set by server.py
 
 _log = logging.getLogger("pdd.api")
@@ -23,35 +25,39 @@ class ClientGone(Exception):
     """The client closed its connection, or half of it, or stopped reading. An outcome: nobody is left to tell of it."""
 
 
-async def while_connected(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """The result of `work`, for a request whose body is read.
-
-    Raises:
-        ClientGone: the client left first; `work` is cancelled and has ended.
-    """
+async def unless(work: Coroutine[None, None, T], *spoilers: Coroutine[None, None, Exception]) -> T:
+    """The result of `work`. If a spoiler returns first, `work` is cancelled and what the spoiler returned is raised."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
+    others = [asyncio.ensure_future(spoiler) for spoiler in spoilers]
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
+        done, _ = await asyncio.wait({task, *others}, return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
             return task.result()
-        raise ClientGone
+        raise next(other for other in others if other in done).result()
     finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        for waiting in (task, *others):
+            waiting.cancel()
+        await asyncio.gather(task, *others, return_exceptions=True)
 
 
-async def _disconnect(receive: Receive) -> None:
+async def client_left(receive: Receive) -> Exception:
+    """Returns when the client closes its connection or half of it. For a request whose body is read."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    return ClientGone()
+
+
+async def stopped(stop: asyncio.Event) -> Exception:
+    """Returns when the node goes down."""
+    await stop.wait()
+    return Draining("the node is shutting down and this request did not finish in time")
 
 
 class Sender:
     """`send` with a bound on how long the client may not read. Until then the server buffers 64 KiB, no more."""
 
     def __init__(self, scope: Scope, send: Send, timeout_s: float) -> None:
-        self._abort: Callable[[], None] | None = scope.get("state", {}).get(ABORT)
+        self._scope = scope
         self._send = send
         self._timeout_s = timeout_s
 
@@ -65,7 +71,13 @@ class Sender:
                 await self._send(message)
         except TimeoutError:
             _log.warning("a client read nothing for %g s; its request is aborted", self._timeout_s)
-            if self._abort is not None:
-                self._abort()
-                await asyncio.sleep(0)  # lets the server see that the connection is lost
+            await drop(self._scope)
             raise ClientGone from None
+
+
+async def drop(scope: Scope) -> None:
+    """Closes the connection and forgets what it has not sent."""
+    abort: Callable[[], None] | None = scope.get("state", {}).get(ABORT)
+    if abort is not None:
+        abort()
+        await asyncio.sleep(0)  # lets the server see that the connection is lost

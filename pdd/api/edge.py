@@ -6,6 +6,7 @@ every answer closes its connection, so that a client's pool does not keep one th
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pdd.api.connection import ClientGone
+from pdd.api.connection import ClientGone, drop
 from pdd.api.error_response import error_response
 from pdd.errors import PddError, Unauthorized
 
@@ -39,6 +40,11 @@ class Edge:
         try:
             self._check_key(scope["path"], headers)
             await self._app(scope, receive, answer)
+        except asyncio.CancelledError:  # the server waited for it as long as it was told to; nobody waits for this task
+            _log.warning(
+                "request %s was dropped: the node went down before its client took the answer", answer.request_id
+            )
+            await drop(scope)
         except ClientGone:
             _log.debug("the client of %s left", answer.request_id)
         except Exception as error:

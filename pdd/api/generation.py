@@ -19,7 +19,7 @@ from pdd.api import sse
 from pdd.api.answers import Whole
 from pdd.api.body import BodyReader, check_media_type
 from pdd.api.choice import Delta
-from pdd.api.connection import ClientGone, Sender, while_connected
+from pdd.api.connection import ClientGone, Sender, client_left, stopped, unless
 from pdd.api.error_response import error_object
 from pdd.api.job import Job, JobBuilder
 from pdd.api.merge import merge
@@ -54,8 +54,8 @@ class Generation:
         self._prompts: PromptReader | None = None  # made at the first request: the model is not loaded at the start
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job = await self._read_job(scope, receive)
-        await while_connected(receive, self._respond(job, Sender(scope, send, self._send_timeout_s)))
+        job = await unless(self._read_job(scope, receive), stopped(self._stop))
+        await unless(self._respond(job, Sender(scope, send, self._send_timeout_s)), client_left(receive))
 
     async def _read_job(self, scope: Scope, receive: Receive) -> Job:
         """The checked request; its body is forgotten, which may be long."""
@@ -67,7 +67,7 @@ class Generation:
                 await held.discard(scope, receive)
                 raise
             body = await held.read(scope, receive)
-            return await while_connected(receive, self._build_job(body))
+            return await unless(self._build_job(body), client_left(receive))
 
     async def _build_job(self, body: bytes) -> Job:
         service = self._service
@@ -81,7 +81,10 @@ class Generation:
         return job
 
     async def _respond(self, job: Job, send: Sender) -> None:
-        runs = [part.choice.deltas(self._service.generate(part.prompt, part.sampling)) for part in job.parts]
+        runs = [
+            part.choice.deltas(self._service.generate(part.prompt, part.sampling, request_id=part.request_id))
+            for part in job.parts
+        ]
         async with aclosing(merge(runs, self._stop)) as deltas:
             if job.stream:
                 await _stream(job, deltas, send)

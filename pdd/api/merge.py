@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from pdd.api.choice import Delta
-from pdd.errors import Draining
+from pdd.api.connection import stopped
 
 _Item = Delta | BaseException | None  # None: one choice is complete
 _READ_AHEAD = 4  # deltas; enough that n choices of one step do not wait for each other
@@ -55,5 +55,4 @@ async def _pump(choice: AsyncGenerator[Delta, None], queue: asyncio.Queue[_Item]
 
 
 async def _watch(stop: asyncio.Event, queue: asyncio.Queue[_Item]) -> None:
-    await stop.wait()
-    await queue.put(Draining("the node is shutting down and this request did not finish in time"))
+    await queue.put(await stopped(stop))

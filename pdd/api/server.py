@@ -52,10 +52,20 @@ class ApiServer:
             OSError: a socket cannot listen.
         """
         await self._server.serve(self._sockets)
+        # uvicorn cancels what outlasts the grace period and leaves; what it left must be over when this returns.
+        state = self._server.server_state
+        await asyncio.gather(*state.tasks, return_exceptions=True)
+        for connection in list(state.connections):
+            connection.transport.abort()
 
     async def started(self) -> None:
         """Returns once every socket accepts."""
         await self._server.accepting.wait()
+
+    @property
+    def connections(self) -> int:
+        """Open connections, idle ones included."""
+        return len(self._server.server_state.connections)
 
     def stop(self, grace_s: float) -> None:
         """Ends `serve`. What runs gets an error event or 503 now, and `grace_s` to send it; then it is dropped."""

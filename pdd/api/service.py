@@ -22,7 +22,7 @@ class Detokenizer(Protocol):
         """Text that became certain with this token; "" inside a character or for a special token."""
 
     def flush(self) -> str:
-        """What is still held, at the end of the text."""
+        """What is still held, at the end of the text: U+FFFD for a character that was cut."""
 
 
 class Tokenizer(Protocol):
@@ -104,8 +104,11 @@ class Service(Protocol):
             Draining, Overloaded, NotReady: what the client is told at once.
         """
 
-    def generate(self, prompt: tuple[int, ...], sampling: SamplingParams) -> TokenStream:
+    def generate(self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str) -> TokenStream:
         """Zero or more Tokens, then one Finished. The request is submitted by the first `__anext__`, never before.
+
+        `request_id` is unique in this node's life and made by the API: the id of the answer without its prefix
+        ("cmpl-"), with "-INDEX" added when the answer has several choices.
 
         Ending the iteration early, by cancelling `__anext__` or by `aclose()`, aborts the request on every node that
         works for it, without waiting for them. The iterator buffers what comes while nobody asks: at most

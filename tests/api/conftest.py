@@ -99,7 +99,7 @@ def eventually() -> Eventually:
 
     async def wait(condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(15):
-            while not condition():
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     return wait

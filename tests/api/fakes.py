@@ -93,8 +93,7 @@ class SmallDetokenizer:
         return self._decoder.decode(self._tokenizer.token_bytes(token))
 
     def flush(self) -> str:
-        self._decoder.reset()  # half a character is no text
-        return ""
+        return self._decoder.decode(b"", final=True)
 
 
 @dataclasses.dataclass
@@ -103,6 +102,7 @@ class Call:
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
+    request_id: str = "r"
     ended: str = ""  # "finished", "failed" or "aborted"
     generated: int = 0
 
@@ -121,6 +121,7 @@ class FakeService:
         self.refusal: PddError | None = None
         self.state = Health(live=True)
         self.calls: list[Call] = []
+        self.open = 0  # requests the engine works for
         self.script: Script = says(tokenizer.plain("the cat sat on the mat"))
 
     def admit(self) -> None:
@@ -130,11 +131,12 @@ class FakeService:
             raise self.refusal
 
     async def generate(
-        self, prompt: tuple[int, ...], sampling: SamplingParams
+        self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str
     ) -> AsyncGenerator[Tokens | Finished, None]:
-        call = Call(prompt, sampling)
+        call = Call(prompt, sampling, request_id)
         self.calls.append(call)
         call.ended = "aborted"
+        self.open += 1
         try:
             async for event in self.script(call):
                 if isinstance(event, Tokens):
@@ -145,6 +147,8 @@ class FakeService:
         except Exception:
             call.ended = "failed"
             raise
+        finally:
+            self.open -= 1
 
     def health(self) -> Health:
         return self.state
@@ -162,7 +166,7 @@ def output(token: int, sampling: SamplingParams, logprob: float = -0.5) -> Token
     k = sampling.logprobs
     if k is None:
         return TokenOutput(token)
-    top = tuple(TokenLogprob((token + rank) % 256, logprob - rank) for rank in range(k))
+    top = tuple(TokenLogprob(token if rank == 0 else (token + rank) % 250, logprob - rank) for rank in range(k))
     return TokenOutput(token, logprob, top)
 
 

@@ -218,3 +218,13 @@ async def test_unknown_model_is_404(node: Node) -> None:
         "invalid_request_error",
     )
     assert not node.service.calls
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("cut", [1, 2, 3])
+async def test_a_character_may_begin_in_the_prompt(node: Node, cut: int, echo: bool) -> None:
+    """Scenario 90: the border between prefill and decode is inside a character of four bytes."""
+    tokens = node.service.tokenizer.byte_tokens("hé😀!".encode())
+    node.service.script = says(tokens[3 + cut :])
+    answer = await node.client.completions.create(model="tiny", prompt=tokens[: 3 + cut], echo=echo)
+    assert answer.choices[0].text == ("hé😀!" if echo else "😀!")
