@@ -123,7 +123,7 @@ def table(rows: Iterable[Sequence[object]], header: Sequence[str]) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text == "-" or text[0].isdigit()
+    return text == "-" or text[:1].isdigit()
 
 
 def duration(text: str | None, option: str) -> float | None:

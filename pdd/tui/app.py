@@ -7,6 +7,7 @@ change the node. A lost daemon is a banner and the last picture, never an exit.
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import signal
 import time
@@ -45,6 +46,9 @@ class Lost(Message):
 class Picture(Widget):
     """The whole screen as lines; only lines that differ from the last picture are painted."""
 
+    class Resized(Message):
+        """Another size: the picture must be drawn for it."""
+
     DEFAULT_CSS = "Picture { width: 100%; height: 100%; }"
 
     def __init__(self, color: bool) -> None:
@@ -57,6 +61,9 @@ class Picture(Widget):
         self._lines = lines
         if changed:
             self.refresh(*(Region(0, y, self.size.width, 1) for y in changed))
+
+    def on_resize(self) -> None:
+        self.post_message(self.Resized())
 
     def render_line(self, y: int) -> Strip:
         if y >= len(self._lines):
@@ -101,12 +108,14 @@ class PddTop(App[None]):
         self._picture = Picture(color)
         self._feed: Feed | None = None
         if client is not None:
-            self._feed = Feed(
-                client, interval, lambda line: self._post(Arrived(line)), lambda why: self._post(Lost(why))
-            )
+            self._feed = Feed(client, interval, self._on_line, self._on_loss)
 
-    def _post(self, message: Message) -> None:
-        self.post_message(message)
+    # Both run on the feed's thread: posting a message is all they may do.
+    def _on_line(self, line: dict[str, Any]) -> None:
+        self.post_message(Arrived(line))
+
+    def _on_loss(self, reason: str) -> None:
+        self.post_message(Lost(reason))
 
     def compose(self) -> ComposeResult:
         yield self._picture
@@ -122,7 +131,7 @@ class PddTop(App[None]):
         if self._feed is not None:
             self._feed.stop()
 
-    def on_resize(self) -> None:
+    def on_picture_resized(self) -> None:
         self._draw()
 
     def on_arrived(self, message: Arrived) -> None:
@@ -133,31 +142,30 @@ class PddTop(App[None]):
         self._change(lost=message.reason)
 
     def _tick(self) -> None:
-        """Ages the picture while nothing arrives."""
-        if self._scene.lost or view.is_stale(dataclasses.replace(self._scene, now=self._now())):
+        """Ages the picture while nothing new is shown."""
+        if self._scene.lost or self._scene.paused or view.is_stale(dataclasses.replace(self._scene, now=self._now())):
             self._draw()
 
     def _change(self, **members: Any) -> None:
         self._scene = dataclasses.replace(self._scene, **members)
-        if not self._scene.paused:
-            self._draw()
+        self._draw()
 
     def _draw(self) -> None:
         self._scene = dataclasses.replace(self._scene, now=self._now(), clock=self._clock())
-        self._picture.show(view.frame(self._scene, self.size.width, self.size.height, self._glyphs))
+        size = self._picture.size
+        self._picture.show(view.frame(self._scene, size.width, size.height, self._glyphs))
 
     # -- keys ----------------------------------------------------------------------------------------------------------
     def action_help(self) -> None:
         self._change(help=not self._scene.help)
-        self._draw()
 
     def action_close_help(self) -> None:
         self._change(help=False)
-        self._draw()
 
     def action_pause(self) -> None:
-        self._change(paused=not self._scene.paused)
-        self._draw()
+        """Pictures stay as they are while data goes on arriving in the live history."""
+        paused = not self._scene.paused
+        self._change(paused=paused, history=copy.deepcopy(self._history) if paused else self._history)
 
     def action_slower(self) -> None:
         self._set_interval(self._scene.interval * 2)
@@ -170,4 +178,3 @@ class PddTop(App[None]):
         if self._feed is not None:
             self._feed.interval = interval
         self._change(interval=interval)
-        self._draw()

@@ -133,7 +133,7 @@ def _header(scene: Scene, width: int) -> Line:
         sign, style = "STALE", "bad"
     else:
         sign, style = "live", "good"
-    right: Line = [(f"{scene.interval:g}s  ", "dim"), (sign, style), (f"  {scene.clock} ", "")]
+    right: Line = [(f"  {scene.interval:g}s  ", "dim"), (sign, style), (f"  {scene.clock} ", "")]
     room = width - sum(len(part) for part, _ in right)
     return [*fit(left, room), *right]
 
@@ -151,7 +151,7 @@ def _banner(scene: Scene) -> list[Line]:
 
 
 def _panels(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
-    half, queue_width, latency_width = width // 2, 22, 28
+    half, queue_width, latency_width = width // 2, 21, 27
     pages_width = width - queue_width - latency_width
     charts = _beside(_batch(history, status, half, glyphs), _moved(history, status, width - half, glyphs))
     middle = _beside(
@@ -176,9 +176,9 @@ def _panels(history: History, status: dict[str, Any], width: int, glyphs: Glyphs
 def _batch(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     batch = known(history.batch)
     average, largest = (sum(batch) / len(batch), max(batch)) if batch else (0.0, 0.0)
-    now = f"now {status['batch_size']} / {status['max_batch_size']}"
+    now = f"{status['batch_size']} / {status['max_batch_size']}"
     chart = say(spark(list(history.batch), width - 4, glyphs), "good")
-    return _panel(f"batch size  {now}  avg {average:.0f}  max {largest:.0f}", [chart], "", width, glyphs)
+    return _panel(f"batch {now}  avg {average:.0f}  max {largest:.0f}", [chart], "", width, glyphs)
 
 
 def _moved(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
@@ -195,6 +195,7 @@ def _queue(status: dict[str, Any]) -> list[Line]:
         say(f"waiting   {status['waiting']:>7}"),
         say(f"wait kv   {status['waiting_for_kv']:>7}"),
         say(f"preempted {status['engine']['preemptions']:>7}"),
+        say(f"steps/s   {status['rates']['1s']['steps_per_second']:>7.0f}"),
     ]
 
 
@@ -204,7 +205,9 @@ def _latency(status: dict[str, Any]) -> list[Line]:
         p50, p99 = (show_duration(status["latency"][f"{key}_{which}_seconds"]) for which in ("p50", "p99"))
         lines.append(say(f"{label:8}{p50:>7} {p99:>7}"))
     age = status["engine"]["heartbeat_age_seconds"]
-    return [*lines, say(f"engine  {show_duration(age):>7} ago", "bad" if age is not None and age > 5 else "")]
+    lines.append(say(f"engine  {show_duration(age):>7} ago", "bad" if age is not None and age > 5 else ""))
+    fabric = status["fabric"]
+    return [*lines, say(f"via     {fabric['provider'] or '-'} {fabric['library_version'] or ''}")]
 
 
 def _pages(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
@@ -216,12 +219,15 @@ def _pages(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     running = round(cells * pages["running"] / total)
     held = round(cells * (pages["total"] - free) / total) - running
     bar = glyphs.used * running + glyphs.held * max(held, 0)
-    pinned = f"reserved {pages['reserved']}  sending {pages['sending']}  "
     prompt, out = rates["prompt_tokens_per_second"], rates["generated_tokens_per_second"]
     return [
         say(bar[:cells].ljust(cells, glyphs.free) + share),
-        say(f"free {pages['free']}  cached {pages['cached']}  running {pages['running']}"),
-        [(pinned, ""), (f"quarantined {pages['quarantined']}", "bad" if pages["quarantined"] else "")],
+        say(f"free {pages['free']:<9} cached {pages['cached']}"),
+        say(f"running {pages['running']:<6} reserved {pages['reserved']}"),
+        [
+            (f"sending {pages['sending']:<6} ", ""),
+            (f"quarantined {pages['quarantined']}", "bad" if pages["quarantined"] else ""),
+        ],
         say(f"tok/s  prompt {prompt:.0f}  out {out:.0f}"),
     ]
 

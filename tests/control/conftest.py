@@ -23,7 +23,9 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
 
     def start(name: str) -> subprocess.Popen[str]:
         command = [sys.executable, fake_daemon.__file__, str(tmp_path / "run"), name]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        )
         started.append(process)
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "up"

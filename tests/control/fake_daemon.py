@@ -1,4 +1,7 @@
-"""A daemon that serves canned documents on real control sockets: `python fake_daemon.py RUN_DIR NAME`, or in a thread."""
+"""A daemon that serves canned documents on real control sockets:
+
+`python fake_daemon.py RUN_DIR NAME`, or in a thread.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,9 @@ class FakeSource:
 
     def status(self) -> schema.Status:
         return schema.Status(
-            name=self.name, role="decode", state=self.state, epoch=schema.epoch_text(0xE), boot_id="boot-1", version="0.1.0",
-            model="tiny", uptime_seconds=self.uptime, running=1, waiting=2, waiting_for_kv=1, batch_size=1, max_batch_size=64,
+            name=self.name, role="decode", state=self.state, epoch=schema.epoch_text(0xE), boot_id="boot-1",
+            version="0.1.0", model="tiny", uptime_seconds=self.uptime, running=1, waiting=2, waiting_for_kv=1, batch_size=1,
+            max_batch_size=64,
             reasons=() if self.state == "ready" else (f"it is {self.state}",),
             pages=schema.Pages(total=64, free=50, reserved=10, running=4),
             transfers=schema.Transfers(writes=self.writes, bytes=self.writes * 4096, units=self.writes),
@@ -63,7 +67,15 @@ class FakeSource:
         return schema.TransferList(totals=self.status().transfers, transfers=(row,))
 
     def topology(self) -> dict[str, Any]:
-        return {"schema": "pdd.topology/1", "host": "fake", "numa": [], "gpus": [], "nics": [], "pairs": [], "findings": []}
+        return {
+            "schema": "pdd.topology/1",
+            "host": "fake",
+            "numa": [],
+            "gpus": [],
+            "nics": [],
+            "pairs": [],
+            "findings": [],
+        }
 
     def metrics_text(self) -> str:
         return "pdd_batch_size 1.0\n"

@@ -117,7 +117,9 @@ def test_drain_and_resume(daemon: Daemon, client: Client) -> None:
     assert caught.value.hint == "Wait for it."
 
 
-@pytest.mark.parametrize("body", ['{"timeout_seconds": "7"}', '{"timeout_seconds": true}', '{"timeout_seconds": -1}', "[1]", "{"])
+@pytest.mark.parametrize(
+    "body", ['{"timeout_seconds": "7"}', '{"timeout_seconds": true}', '{"timeout_seconds": -1}', "[1]", "{"]
+)
 def test_a_bad_body_is_refused_and_nothing_happens(daemon: Daemon, body: str) -> None:
     status, problem = ask(daemon.directory / "control.sock", "POST", "/v1/drain", {"Pdd-Client": "t"}, body)
     assert status == 400
@@ -139,7 +141,9 @@ def test_a_bad_body_is_refused_and_nothing_happens(daemon: Daemon, body: str) ->
         ("control.sock", "PUT", {"Pdd-Client": "t"}, 405),
     ],
 )
-def test_refused_before_any_route(daemon: Daemon, socket: str, method: str, headers: dict[str, str], status: int) -> None:
+def test_refused_before_any_route(
+    daemon: Daemon, socket: str, method: str, headers: dict[str, str], status: int
+) -> None:
     connection = Raw(daemon.directory / socket)
     connection.request(method, "/v1/drain" if method == "POST" else "/v1/requests/r-1", headers=headers)
     response = connection.getresponse()
@@ -172,7 +176,9 @@ def test_an_oversized_body_is_refused(daemon: Daemon) -> None:
     assert daemon.source.drained_with == []
 
 
-@pytest.mark.parametrize("garbage", [b"\x00\xff" * 50, b"GET / HTTP/1.1\r\n", b"GET /v1/status HTTP/9.9\r\nHost: pdd\r\n\r\n", b""])
+@pytest.mark.parametrize(
+    "garbage", [b"\x00\xff" * 50, b"GET / HTTP/1.1\r\n", b"GET /v1/status HTTP/9.9\r\nHost: pdd\r\n\r\n", b""]
+)
 def test_garbage_costs_nothing(daemon: Daemon, client: Client, garbage: bytes) -> None:
     stream = paths.connect(daemon.directory / "status.sock", 5)
     stream.sendall(garbage)
