@@ -102,9 +102,9 @@ async def authenticate(stream: FrameStream, token: bytes | None, *, initiator: b
 
 
 async def exchange_hello(
-    stream: FrameStream, node: LocalNode, *, initiator: bool, describe: Callable[[], bytes], compare: Compare
+    stream: FrameStream, node: LocalNode, *, dialled: str, describe: Callable[[], bytes], compare: Compare
 ) -> wire.Hello:
-    """Hello both ways; returns the peer's. `describe` opens this link's endpoint, and is called only when needed.
+    """Hello both ways; returns the peer's. `dialled`: the address, "" for the acceptor. `describe` opens the endpoint.
 
     Raises:
         Refusal: the nodes do not fit; names the fields. The other end learns the same.
@@ -113,10 +113,10 @@ async def exchange_hello(
     def hello(descriptor: bytes) -> wire.Hello:
         return wire.Hello(
             name=node.name, role=node.role, epoch=node.epoch, provider=node.provider, geometry=node.geometry,
-            descriptor=descriptor, version=node.version,
+            descriptor=descriptor, version=node.version, dialled=dialled[:256],
         )  # fmt: skip
 
-    if initiator:
+    if dialled:
         stream.send(hello(describe()))
         theirs = await _expect(stream, wire.Hello)
         _judge(node, theirs, compare, initiator=True)

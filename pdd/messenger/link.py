@@ -243,8 +243,8 @@ class PeerLink:
             async with asyncio.timeout(context.settings.connect_timeout):
                 await handshake.authenticate(self._stream, context.node.token, initiator=self._initiator)
                 hello = await handshake.exchange_hello(
-                    self._stream, context.node, initiator=self._initiator, describe=self._open_endpoint,
-                    compare=context.compare,
+                    self._stream, context.node, dialled=self.label if self._initiator else "",
+                    describe=self._open_endpoint, compare=context.compare,
                 )  # fmt: skip
             self.hello = hello
             if self.state is not LinkState.HANDSHAKE:  # fenced meanwhile

@@ -93,6 +93,8 @@ class PeerListener:
 
     def _admit(self, link: PeerLink) -> None:
         for other in list(self._links):
-            if other is not link and other.is_up and other.peer.epoch == link.peer.epoch:
+            if other is link or not other.is_up:
+                continue
+            if (other.peer.epoch, other.peer.dialled) == (link.peer.epoch, link.peer.dialled):
                 other.fence(PeerLost(f"{link.name} has opened a newer link"))
         self._quiet.log(logging.INFO, f"decoder {link.name} at {link.label} is up (epoch {link.peer.epoch:016x})")

@@ -68,6 +68,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True
     geometry: Geometry
     descriptor: bytes  # Fabric.describe: endpoint of this link and KV regions, one per rank; empty: refused
     version: ShortText  # of pdd, for the log
+    dialled: ShortText = ""  # the initiator's word for the address; a newer link of the same word replaces the older
 
 
 class PrefillRequest(msgspec.Struct, frozen=True, tag="prefill", forbid_unknown_fields=True):

@@ -282,7 +282,7 @@ class FakeFabric:
     def arm(self, transfer: int, watch: int, first_value: int, plan: FakePlan, begin: int, end: int) -> None:
         state = self.transfers.get(transfer)
         if state is None or not state.open:
-            raise FakeFabricError(f"transfer {transfer} takes no more writes")
+            return  # it has ended: a write failed, its link is gone, or it was cancelled
         if not 0 <= begin < end <= len(plan.src):
             raise FakeFabricError(f"entries [{begin}, {end}) are not in the plan")
         state.armed.append(Armed(first_value, plan, begin, end))
@@ -297,7 +297,7 @@ class FakeFabric:
     def _end(self, transfer: int, *, drop: bool) -> None:
         state = self.transfers.get(transfer)
         if state is None:
-            raise FakeFabricError(f"no transfer {transfer}")
+            return
         state.open = False
         if drop:
             state.armed.clear()
@@ -328,12 +328,14 @@ class FakeFabric:
         assert self.counter is not None
         for transfer in list(self.transfers.values()):
             for armed in list(transfer.armed):
-                num_layers = armed.plan.num_layers
-                while armed.next_layer < min(num_layers, self.counter.value - armed.first_value + 1):
+                num_ready = min(armed.plan.num_layers, self.counter.value - armed.first_value + 1)
+                while armed in transfer.armed and armed.next_layer < num_ready:
                     layer, armed.next_layer = armed.next_layer, armed.next_layer + 1
                     for entry in range(armed.begin, armed.end):
+                        if armed not in transfer.armed:  # a write before has failed, and ended the transfer
+                            break
                         self._post(transfer, layer, armed.plan.src[entry], armed.plan.dst[entry])
-                if armed.next_layer == armed.plan.num_layers and armed in transfer.armed:
+                if armed.next_layer >= armed.plan.num_layers and armed in transfer.armed:
                     transfer.armed.remove(armed)
             self._finish_if_over(transfer)
 
@@ -389,7 +391,8 @@ class FakeFabric:
         transfer.outstanding -= 1
         setattr(transfer, how, getattr(transfer, how) + 1)
         transfer.error = transfer.error or error
-        if how == "failed":
+        if how == "failed":  # a failed write ends its transfer
+            transfer.open = False
             transfer.armed.clear()
         self._forget(write)
         self._finish_if_over(transfer)

@@ -200,7 +200,7 @@ async def running(seed: int = 0) -> AsyncIterator[Rig]:
         await rig.settle()
     finally:
         await rig.close()
-    assert rig.network.violations == []
+    assert rig.network.violations == [], rig.network.violations
     await until(lambda: asyncio.all_tasks() <= before, 5.0, lambda: str(asyncio.all_tasks() - before))
 
 
@@ -228,8 +228,8 @@ Verdict = Callable[[str, int, wire.Message | None], "str | float"]
 
 
 class Proxy:
-    """Between one decoder and one prefiller; understands frames. `verdict(direction, n, message)` says what becomes of the
-    n-th frame since the start of the proxy ("pass", "drop", "cut", or seconds of delay); direction is "to_p" or "to_d"."""
+    """Between one decoder and one prefiller; understands frames. `verdict(direction, n, message)` says what becomes of
+    the n-th frame of a direction ("pass", "drop", "cut", or seconds of delay); direction is "to_p" or "to_d"."""
 
     def __init__(self, target_port: int) -> None:
         self.target_port = target_port

@@ -34,7 +34,9 @@ async def test_many_decoders_and_prefillers_share_the_work() -> None:
         decoders = [await rig.decoder([p.port for p in prefillers], f"d{i}") for i in range(2)]
         for d in decoders:
             await until(up(d, 3))
-        requests = [d.engine.generate(f"{i}-{n}", prompt(100 * i + n, 5 + n)) for i, d in enumerate(decoders) for n in range(30)]
+        requests = [
+            d.engine.generate(f"{i}-{n}", prompt(100 * i + n, 5 + n)) for i, d in enumerate(decoders) for n in range(30)
+        ]
         assert await finish(*requests) == ["whole"] * 60
         await rig.settle()
         assert all(p.prefiller.counters.jobs >= 10 for p in prefillers)
@@ -75,7 +77,8 @@ async def test_status_shows_peers_attempts_and_jobs() -> None:
         request = d.engine.generate("r", prompt(1, 10))
         await until(lambda: p.prefiller.num_jobs == 1)
         (peer,), (attempt,), (job,) = d.decoder.peer_status(), d.decoder.attempts(), p.prefiller.jobs()
-        assert (peer.name, peer.state, peer.via, peer.outstanding, peer.outstanding_tokens) == ("p1", "up", "fake", 1, 10)
+        assert (peer.name, peer.state, peer.via) == ("p1", "up", "fake")
+        assert (peer.outstanding, peer.outstanding_tokens) == (1, 10)
         assert (attempt.state, attempt.peer, attempt.num_pages, attempt.expected_units) == ("requested", "p1", 3, 9)
         assert (job.peer, job.num_tokens) == ("d1", 10)
         (caller,) = p.prefiller.peer_status()
