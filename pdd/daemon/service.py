@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
-import secrets
 import time
 from collections.abc import Callable
 from typing import Self
@@ -95,8 +94,8 @@ class NodeService:
                 hint="try again later",
             )
 
-    def generate(self, prompt: tuple[int, ...], sampling: SamplingParams) -> _Stream:
-        return _Stream(self, prompt, sampling)
+    def generate(self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str) -> _Stream:
+        return _Stream(self, request_id, prompt, sampling)
 
     def health(self) -> Health:
         return self._health()
@@ -134,7 +133,7 @@ class NodeService:
             stream.fail(error)
 
     # -- of _Stream -------------------------------------------------------------------------------------------------
-    def submit(self, stream: _Stream) -> str:
+    def submit(self, stream: _Stream) -> None:
         self.admit()
         assert self._inbox is not None
         limits = self.limits
@@ -142,13 +141,12 @@ class NodeService:
             len(stream.prompt), stream.sampling.max_tokens, max_context=limits.max_context,
             pool_tokens=limits.pool_tokens,
         )  # fmt: skip
-        request_id = secrets.token_hex(8)
+        request_id = stream.request_id
         self._streams[request_id] = stream
         self._num_silent += 1
         self._quiet.clear()
         self._ledger.open(request_id, len(stream.prompt))
         self._inbox.submit(GenerateSpec(request_id, stream.prompt, stream.sampling, self._route(len(stream.prompt))))
-        return request_id
 
     def observe(self, stream: _Stream, event: Tokens | Finished, now: float) -> None:
         """Latencies, as the engine's events arrive."""
@@ -189,15 +187,18 @@ class NodeService:
 class _Stream:
     """The events of one request, in order; ends after Finished. Read by one task."""
 
-    def __init__(self, service: NodeService, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
+    def __init__(
+        self, service: NodeService, request_id: str, prompt: tuple[int, ...], sampling: SamplingParams
+    ) -> None:  # fmt: skip
+        self.request_id = request_id
         self.prompt = prompt
         self.sampling = sampling
-        self.request_id = ""
         self.submitted_at = 0.0
         self.last_token_at: float | None = None
         self._service = service
         self._events: collections.deque[Tokens | Finished] = collections.deque()
         self._more = asyncio.Event()
+        self._submitted = False
         self._over = False  # Finished was pushed
         self._read = False  # Finished was read, or the reader left
         self._timer: asyncio.TimerHandle | None = None
@@ -208,9 +209,10 @@ class _Stream:
     async def __anext__(self) -> Tokens | Finished:
         if self._read:
             raise StopAsyncIteration
-        if not self.request_id:
+        if not self._submitted:
             self.submitted_at = time.monotonic()
-            self.request_id = self._service.submit(self)
+            self._service.submit(self)
+            self._submitted = True
             self._watch(self._service.request_timeout)
         while not self._events:
             self._more.clear()
@@ -246,7 +248,7 @@ class _Stream:
     def _leave(self) -> None:
         """The client is gone."""
         self._read = True
-        if self.request_id and not self._over:
+        if self._submitted and not self._over:
             self._service.abort(self.request_id)
             self.push(Finished(self.request_id, FinishReason.ABORT, RequestCancelled("the client left")))
         self._events.clear()
