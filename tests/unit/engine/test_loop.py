@@ -200,7 +200,9 @@ def test_a_sink_is_armed_before_the_step_that_computes_its_tokens(rig: Rig) -> N
 
 
 @pytest.mark.parametrize("broken", ["open", "arm", "close"])
-def test_a_sink_that_fails_ends_its_request_and_no_other(rig: Rig, broken: str) -> None:
+def test_a_sink_that_fails_ends_its_request_and_no_other(
+    rig: Rig, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("endpoint closed")
 
@@ -211,6 +213,7 @@ def test_a_sink_that_fails_ends_its_request_and_no_other(rig: Rig, broken: str) 
     rig.loop.submit(other)
     rig.wait_finished("p", "a")
     assert rig.tokens("a") == oracle(other.prompt, 6)
+    assert [record.message for record in caplog.records] == ["the sink of request p failed"]
     ended = rig.finished("p")
     assert ended
     if broken == "close":
@@ -244,6 +247,7 @@ def test_a_dead_rank_ends_every_request_once_and_what_comes_later(rig: Rig) -> N
     rig.executor.gate.set()
     rig.wait(lambda: rig.failures)
     assert rig.loop.join(PATIENCE_S)
+    assert all(rig.finished(request_id) for request_id in ("run", "fetch", "push"))
     rig.loop.submit(generate("late", 4))
     rig.loop.submit_prefill(prefill("late push", 4, late_sink))
     rig.loop.abort("run")
