@@ -184,13 +184,15 @@ def test_an_abandoned_attempt_is_shown_until_it_is_settled(rig: Rig) -> None:
 def test_a_sink_is_armed_before_the_step_that_computes_its_tokens(rig: Rig) -> None:
     order: list[object] = []
     sink = RecordingSink()
-    arm, execute = sink.arm, rig.executor.execute
+    arm, close, execute = sink.arm, sink.close, rig.executor.execute
+    sink.close = lambda *, completed: (order.append(len(rig.events)), close(completed=completed))  # type: ignore[assignment,method-assign]
     sink.arm = lambda *a: (order.append(("arm", a[0])), arm(*a))  # type: ignore[assignment,method-assign]
     rig.executor.execute = lambda plan: (order.append(("run", plan.step)), execute(plan))[1]  # type: ignore[method-assign]
     rig.loop.submit_prefill(prefill("p", 10, sink))
     rig.wait_finished("p")
+    rig.wait_snapshot(lambda: sink.completed)
     assert sink.arms == [(0, 0, 4), (1, 4, 8), (2, 8, 10)]
-    assert order == [(kind, step) for step in range(3) for kind in ("arm", "run")]
+    assert order == [*((kind, step) for step in range(3) for kind in ("arm", "run")), 1]  # told, then closed
     assert sink.completed is True
     rig.wait_snapshot(lambda: rig.loop.snapshot.pages.sending == 3)
     assert rig.loop.snapshot.states["sending"] == 1
