@@ -198,6 +198,8 @@ class EngineLoop:
             if not isinstance(effect, SinkOpen | SinkArm | SinkClose):
                 self._outbox.append(effect)
             elif effect.request_id not in failed:
+                if isinstance(effect, SinkClose):
+                    self._flush()  # why it ended is heard before that it ended
                 try:
                     _call_sink(effect, step)
                 except Exception as error:  # the border to the messenger: its failure ends this one request

@@ -349,7 +349,7 @@ class Scheduler:
         else:
             self._deactivate(record)
         if record.sink is not None:
-            effects.insert(0, SinkClose(record.request_id, record.sink, completed=reason is FinishReason.STOP))
+            effects.append(SinkClose(record.request_id, record.sink, completed=reason is FinishReason.STOP))
             if record.hold != NO_HOLD:
                 self.pool.move(record.hold, PageState.SENDING)
                 record.move(RequestState.SENDING, now)

@@ -256,7 +256,7 @@ def live(seed: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", [*range(8), *(pytest.param(block, marks=pytest.mark.slow) for block in range(8, 60))])
 def test_everything_ends_as_it_would_alone(block: int) -> None:
     for seed in range(block * 100, block * 100 + 100):
         try:

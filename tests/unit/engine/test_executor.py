@@ -157,9 +157,12 @@ def test_a_rank_that_dies_in_a_step(make: Make) -> None:
 def test_a_rank_that_hangs_in_a_step_is_killed(make: Make) -> None:
     executor = make("hang in step", step_timeout=0.3)
     executor.start()
-    with pytest.raises(RankDied, match=r"did not finish step 0 within 0\.3 s"):
+    deaths: list[RankDied] = []
+    executor.watch(deaths.append)
+    with pytest.raises(RankDied, match=r"did not finish step 0 within 0\.3 s") as caught:
         executor.execute(plan())
-    executor._ranks[0].process.wait(PATIENCE_S)
+    executor._keeper.join(PATIENCE_S)
+    assert deaths == [caught.value]
 
 
 @pytest.mark.parametrize(

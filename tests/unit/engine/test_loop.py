@@ -184,13 +184,15 @@ def test_an_abandoned_attempt_is_shown_until_it_is_settled(rig: Rig) -> None:
 def test_a_sink_is_armed_before_the_step_that_computes_its_tokens(rig: Rig) -> None:
     order: list[object] = []
     sink = RecordingSink()
-    arm, execute = sink.arm, rig.executor.execute
+    arm, close, execute = sink.arm, sink.close, rig.executor.execute
+    sink.close = lambda *, completed: (order.append(len(rig.events)), close(completed=completed))  # type: ignore[assignment,method-assign]
     sink.arm = lambda *a: (order.append(("arm", a[0])), arm(*a))  # type: ignore[assignment,method-assign]
     rig.executor.execute = lambda plan: (order.append(("run", plan.step)), execute(plan))[1]  # type: ignore[method-assign]
     rig.loop.submit_prefill(prefill("p", 10, sink))
     rig.wait_finished("p")
+    rig.wait_snapshot(lambda: sink.completed)
     assert sink.arms == [(0, 0, 4), (1, 4, 8), (2, 8, 10)]
-    assert order == [(kind, step) for step in range(3) for kind in ("arm", "run")]
+    assert order == [*((kind, step) for step in range(3) for kind in ("arm", "run")), 1]  # told, then closed
     assert sink.completed is True
     rig.wait_snapshot(lambda: rig.loop.snapshot.pages.sending == 3)
     assert rig.loop.snapshot.states["sending"] == 1
@@ -200,7 +202,9 @@ def test_a_sink_is_armed_before_the_step_that_computes_its_tokens(rig: Rig) -> N
 
 
 @pytest.mark.parametrize("broken", ["open", "arm", "close"])
-def test_a_sink_that_fails_ends_its_request_and_no_other(rig: Rig, broken: str) -> None:
+def test_a_sink_that_fails_ends_its_request_and_no_other(
+    rig: Rig, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("endpoint closed")
 
@@ -211,6 +215,7 @@ def test_a_sink_that_fails_ends_its_request_and_no_other(rig: Rig, broken: str) 
     rig.loop.submit(other)
     rig.wait_finished("p", "a")
     assert rig.tokens("a") == oracle(other.prompt, 6)
+    assert [record.message for record in caplog.records] == ["the sink of request p failed"]
     ended = rig.finished("p")
     assert ended
     if broken == "close":
@@ -244,6 +249,7 @@ def test_a_dead_rank_ends_every_request_once_and_what_comes_later(rig: Rig) -> N
     rig.executor.gate.set()
     rig.wait(lambda: rig.failures)
     assert rig.loop.join(PATIENCE_S)
+    assert all(rig.finished(request_id) for request_id in ("run", "fetch", "push"))
     rig.loop.submit(generate("late", 4))
     rig.loop.submit_prefill(prefill("late push", 4, late_sink))
     rig.loop.abort("run")
