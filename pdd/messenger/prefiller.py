@@ -299,8 +299,7 @@ class Prefiller:
             job.ending = Ending("failed", f"{end.ok} of {job.num_units} units were written")
         job.state.move(JobState.DONE, "whole" if whole else job.state.why)
         del self._jobs[job.request_id]
-        if job.sink.was_opened:
-            self._inbox.prefill_settled(job.request_id)
+        self._inbox.prefill_settled(job.request_id)  # also when the sink could not open: its pages are pinned all the same
         ending = job.ending or Ending("cancelled", "it was written in full")
         ended = ending.message_for(job.attempt, end.ok, end.failed, end.unknown)
         view = self._views.get(job.link)

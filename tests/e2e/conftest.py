@@ -53,7 +53,8 @@ def error_of(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     try:
         post(f"{url}/v1/completions", body)
     except urllib.error.HTTPError as error:
-        return error.code, json.load(error)["error"]
+        with error:
+            return error.code, json.load(error)["error"]
     raise AssertionError("the request was answered")
 
 

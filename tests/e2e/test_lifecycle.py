@@ -14,13 +14,14 @@ import urllib.request
 import pytest
 
 from tests.cluster import PDD, Node, cluster
-from tests.e2e.conftest import complete, prompt_of
+from tests.e2e.conftest import complete, error_of, model_name, prompt_of
 
 SETS = ["kv.num_pages=128", "engine.threads=1", "model.dtype=float32"]
 
 
 def children(pid: int) -> list[int]:
-    return [int(p) for p in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Child processes of any thread of `pid`."""
+    return [int(c) for task in pathlib.Path(f"/proc/{pid}/task").iterdir() for c in (task / "children").read_text().split()]
 
 
 def alive(pid: int) -> bool:
@@ -69,9 +70,7 @@ def test_sigterm_lets_streams_finish_and_refuses_new_work(tiny_model, run_dir: p
             d0.wait("the request running", lambda s: s["running"] == 1, 10)
             d0.signal(signal.SIGTERM)
             d0.wait("draining", lambda s: s["state"] == "draining", 5)
-            with pytest.raises(urllib.error.HTTPError) as refused:
-                complete(d0.url, prompt_of(40))
-            assert refused.value.code == 503
+            assert error_of(d0.url, {"model": model_name(d0.url), "prompt": prompt_of(40)})[0] == 503
             assert future.result() == whole
         assert d0.process is not None
         assert d0.process.wait(10) == 0
@@ -113,9 +112,11 @@ def test_health_says_why_it_is_not_ready(tiny_model, run_dir: pathlib.Path) -> N
         d0.wait("loaded", lambda s: s["state"] == "not_ready", 60)
         with pytest.raises(urllib.error.HTTPError) as not_ready:
             urllib.request.urlopen(f"{d0.url}/health/ready", timeout=5)
-        assert not_ready.value.code == 503
-        assert b"127.0.0.1:1" in not_ready.value.read()
-        assert urllib.request.urlopen(f"{d0.url}/health/live", timeout=5).status == 200
+        with not_ready.value as answer:
+            assert answer.code == 503
+            assert b"127.0.0.1:1" in answer.read()
+        with urllib.request.urlopen(f"{d0.url}/health/live", timeout=5) as answer:
+            assert answer.status == 200
     finally:
         d0.kill()
 
