@@ -63,12 +63,13 @@ class Job:
     started: float | None = None  # pages reserved
     computed: float | None = None  # the last chunk's step ended
     sink_is_closed: bool = False
-    engine_is_done: bool = False  # it said Finished
+    is_computed: bool = False  # the sink was closed with every token armed
+    engine_is_done: bool = False  # it said Finished, and so why
     ending: Ending | None = None
 
     @property
     def is_over(self) -> bool:
-        """The engine arms nothing more, and every write is terminal or there was none."""
-        if self.sink.was_opened:
-            return self.sink_is_closed and self.end is not None
-        return self.sink_is_closed or self.engine_is_done
+        """The engine has let go of it, and every write is terminal or there was none."""
+        if not (self.is_computed or self.engine_is_done):
+            return False
+        return not self.sink.was_opened or (self.sink_is_closed and self.end is not None)

@@ -19,7 +19,7 @@ import socket
 from collections.abc import Callable
 
 from pdd.engine.request import EngineEvent, EngineInbox, Finished, FinishReason, PrefillSpec
-from pdd.errors import PeerProtocol
+from pdd.errors import PeerProtocol, RequestError
 from pdd.messenger import wire
 from pdd.messenger.events import TransferEnd
 from pdd.messenger.job import TABLE, Ending, Job, JobState
@@ -221,7 +221,8 @@ class Prefiller:
         job.engine_is_done = True
         if event.reason in (FinishReason.ERROR, FinishReason.ABORT):
             text = str(event.error) if event.error is not None else "aborted on the prefiller"
-            self._stop(job, Ending("failed" if job.sink.was_opened else "refused", text))
+            # A request that cannot be right for this node will not be on the next try; a full queue may.
+            self._stop(job, Ending("refused" if isinstance(event.error, RequestError) else "failed", text))
         self._end_if_over(job)
 
     def sink_opened(self, request_id: str, transfer: int) -> None:
@@ -247,13 +248,11 @@ class Prefiller:
         job = self._jobs.get(request_id)
         if job is None:
             return
-        job.sink_is_closed = True
+        job.sink_is_closed, job.is_computed = True, completed
         if completed and job.state.value is JobState.PUSHING:
             job.state.move(JobState.SENDING)
             job.computed = job.state.since
-        elif not completed:
-            self._stop(job, Ending("failed", "the prefiller's engine gave it up"))
-        self._end_if_over(job)
+        self._end_if_over(job)  # if not completed, Finished follows and says why
 
     # -- fabric events (TransferHandler) ------------------------------------------------------------------------------
     def transfer_done(self, transfer: int, end: TransferEnd) -> None:

@@ -293,6 +293,7 @@ class FakePrefillEngine:
 
     def submit_prefill(self, spec: PrefillSpec) -> None:
         if self.refuse is not None:
+            spec.sink.close(completed=False)
             self._say(Finished(spec.request_id, FinishReason.ERROR, self.refuse))
             return
         self.queue.append(spec)
@@ -303,6 +304,7 @@ class FakePrefillEngine:
         for spec in self.queue:
             if spec.request_id == request_id:
                 self.queue.remove(spec)
+                spec.sink.close(completed=False)
                 self._say(Finished(request_id, FinishReason.ABORT))
                 return
         if self.running is not None and self.running.request_id == request_id:
@@ -366,3 +368,4 @@ class FakePrefillEngine:
             self.step += 1
         self.running = None
         spec.sink.close(completed=True)
+        self._say(Finished(spec.request_id, FinishReason.STOP))
