@@ -23,7 +23,7 @@ from pdd.api.connection import ClientGone, Sender, client_left, stopped, unless
 from pdd.api.error_response import error_object
 from pdd.api.job import Job, JobBuilder
 from pdd.api.merge import merge
-from pdd.api.prompts import PromptReader
+from pdd.api.prompts import longest_token
 from pdd.api.schema import ChatBody, CompletionBody
 from pdd.api.service import Service
 from pdd.api.workers import Workers
@@ -51,7 +51,7 @@ class Generation:
         self._workers = workers
         self._stop = stop
         self._send_timeout_s = send_timeout_s
-        self._prompts: PromptReader | None = None  # made at the first request: the model is not loaded at the start
+        self._longest_token: int | None = None  # found at the first request: no model is loaded at the start
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = await unless(self._read_job(scope, receive), stopped(self._stop))
@@ -71,13 +71,13 @@ class Generation:
 
     async def _build_job(self, body: bytes) -> Job:
         service = self._service
-        names, limits, tokenizer, prompts = service.model_names, service.limits, service.tokenizer, self._prompts
+        names, limits, tokenizer, known = service.model_names, service.limits, service.tokenizer, self._longest_token
 
-        def build() -> tuple[PromptReader, Job]:
-            reader = prompts or PromptReader(tokenizer, limits)
-            return reader, JobBuilder(names, limits, tokenizer, reader).build(body, self._kind)
+        def build() -> tuple[int, Job]:
+            longest = known or longest_token(tokenizer)
+            return longest, JobBuilder(names, limits, tokenizer, longest).build(body, self._kind)
 
-        self._prompts, job = await self._workers.run(len(body), build, inline=prompts is not None)
+        self._longest_token, job = await self._workers.run(len(body), build, inline=known is not None)
         return job
 
     async def _respond(self, job: Job, send: Sender) -> None:

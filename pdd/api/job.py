@@ -45,7 +45,7 @@ class JobBuilder:
     model_names: tuple[str, ...]
     limits: Limits
     tokenizer: Tokenizer
-    prompts: PromptReader
+    longest_token: int  # bytes
 
     def build(self, body: bytes, kind: type[CompletionBody] | type[ChatBody]) -> Job:
         """
@@ -74,9 +74,8 @@ class JobBuilder:
         return name or self.model_names[0]
 
     def _prompts(self, request: CompletionBody | ChatBody) -> list[Prompt]:
-        if isinstance(request, ChatBody):
-            return self.prompts.of_chat(request)
-        return self.prompts.of_completion(request)
+        reader = PromptReader(self.tokenizer, self.limits, self.longest_token)
+        return reader.of_chat(request) if isinstance(request, ChatBody) else reader.of_completion(request)
 
     def _parts(self, request: CompletionBody | ChatBody, prompts: list[Prompt], request_id: str) -> tuple[Part, ...]:
         n = request.n or 1
@@ -103,7 +102,7 @@ class JobBuilder:
         return "".join(detokenizer.push(token) for token in prompt.ids)  # a character begun at its end comes later
 
     def _detokenizer(self, prompt: Prompt) -> Detokenizer:
-        """One that knows how the prompt ends: a prompt of ids may end inside a character, which the answer completes."""
+        """One that knows how the prompt ends: ids may end inside a character, which the answer completes."""
         detokenizer = self.tokenizer.detokenizer()
         for token in prompt.ids[-_CHARACTER_TOKENS:]:
             detokenizer.push(token)

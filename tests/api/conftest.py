@@ -7,15 +7,19 @@ import dataclasses
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
 
 import httpx
 import openai
 import pytest
+import pytest_asyncio
 
 from pdd.api.app import ApiSettings, create_app
 from pdd.api.server import ApiServer
 from tests.api.fakes import FakeService, SmallTokenizer
 
+Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
 SETTINGS = ApiSettings(version="0.1.0", max_body_bytes=64 << 10, body_budget_bytes=256 << 10)
 
 
@@ -48,6 +52,7 @@ async def running(
     service: FakeService, settings: ApiSettings = SETTINGS, *, serve_generation: bool = True, key: str = "none"
 ) -> AsyncIterator[Node]:
     sock = socket.create_server(("127.0.0.1", 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # its connections inherit it; soon full if nobody reads
     stop = asyncio.Event()
     app = create_app(service, settings, stop=stop, serve_generation=serve_generation)
     server = ApiServer(app, [sock], stop)
@@ -84,13 +89,28 @@ def service(tokenizer: SmallTokenizer) -> FakeService:
     return FakeService(tokenizer)
 
 
-@pytest.fixture
-async def node(service: FakeService) -> AsyncIterator[Node]:
-    async with running(service) as node:
+class Stage:
+    """The service of the one server that most tests share: whatever service the test has put on it."""
+
+    def __init__(self) -> None:
+        self.service: FakeService | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.service, name)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared() -> AsyncIterator[Node]:
+    async with running(cast(FakeService, Stage())) as node:
         yield node
 
 
-Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
+@pytest_asyncio.fixture(loop_scope="session")
+async def node(shared: Node, service: FakeService, eventually: Eventually) -> AsyncIterator[Node]:
+    """For tests that leave the server as they found it. Each has a service of its own, idle at the end."""
+    cast(Stage, shared.service).service = service
+    yield dataclasses.replace(shared, service=service)
+    await eventually(lambda: service.open == 0)
 
 
 @pytest.fixture
@@ -103,3 +123,10 @@ def eventually() -> Eventually:
                 await asyncio.sleep(0.005)
 
     return wait
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """One event loop for all tests here, as they share a server."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)

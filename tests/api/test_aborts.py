@@ -58,7 +58,7 @@ async def test_leaving_aborts(node: Node, eventually: Eventually, way: str, phas
 async def test_leaving_while_the_prompt_is_tokenized_submits_nothing(node: Node, eventually: Eventually) -> None:
     tokenizer = node.service.tokenizer
     tokenizer.gate.clear()
-    _, writer = await node.raw(request({"prompt": "the cat " * 100, "max_tokens": 1}))
+    _, writer = await node.raw(request({"prompt": "the cat " * 1000, "max_tokens": 1}))
     await asyncio.to_thread(tokenizer.encoding.wait, 10)
     writer.close()
     await asyncio.sleep(0.1)

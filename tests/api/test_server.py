@@ -117,7 +117,7 @@ async def test_two_servers_in_one_loop(service: FakeService) -> None:
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # TLS
         b"\x00" * 5000,
-        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/9.9\r\nhost: x\r\nconnection: close\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\ncontent-length: -5\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\nhost: x\r\n\r\n",
         b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZZ\r\n",
