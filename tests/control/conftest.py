@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import fake_daemon
+from tests.control import fake_daemon
 import pytest
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_daemon
+from tests.control import fake_daemon
 import msgspec
 import pytest
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("pdd.fabric._native")
 
-from fabric_node import Node, RemoteNode, spawn
+from tests.fabric.fabric_node import Node, RemoteNode, spawn
 
 from pdd.fabric import _native as native
 

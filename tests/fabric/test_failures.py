@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from conftest import NodeFactory, Pair, Stack, link
-from fabric_node import PAGE, Node, RemoteNode
+from tests.fabric.conftest import NodeFactory, Pair, Stack, link
+from tests.fabric.fabric_node import PAGE, Node, RemoteNode
 
 from pdd.fabric import _native as native
 

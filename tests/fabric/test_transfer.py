@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import NodeFactory, Pair, Stack, find_stack, link
-from fabric_node import PAGE
+from tests.fabric.conftest import NodeFactory, Pair, Stack, find_stack, link
+from tests.fabric.fabric_node import PAGE
 
 from pdd.fabric import _native as native
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from frames import check_frame, recorded, scene_of
+from tests.tui.frames import check_frame, recorded, scene_of
 
 from pdd.tui import view
 from pdd.tui.rates import History, bytes_per_second
