@@ -89,6 +89,7 @@ class RankReady(msgspec.Struct, frozen=True, tag="ready"):
     threads: int
     load_seconds: float
     pid: int
+    attention: str = "torch"  # the decode kernel in use: "native" or "torch"
 
     @property
     def layout(self) -> KvLayout:

@@ -67,7 +67,7 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
     kv_fd, memory = _make_region(layout.region_bytes)
     report(RankProgress("kv", layout.region_bytes, layout.region_bytes))
     kv = kv_tensor(layout, memoryview(memory))
-    attention = TorchAttention(layout, kv, model.num_heads)
+    attention, attention_name = make_attention(layout, kv, model.num_heads)
     if init.warm_up:
         report(RankProgress("warm-up", 0, 1))
         _warm_up(model, attention, layout, kv, max_context, init.max_batch_tokens)
@@ -77,8 +77,8 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
         page_size=layout.page_size, head_dim=layout.head_dim, dtype=dtype, total_kv_heads=config.num_kv_heads,
         vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids, max_context=max_context,
         family=config.family, fingerprint=fingerprint(model_dir), kv_bytes=layout.region_bytes,
-        param_bytes=model.param_bytes, threads=torch.get_num_threads(), load_seconds=time.monotonic() - started,
-        pid=os.getpid())
+        param_bytes=model.param_bytes, threads=torch.get_num_threads(), attention=attention_name,
+        load_seconds=time.monotonic() - started, pid=os.getpid())
     runner = RankRunner(model, attention, layout, counter, max_context=max_context)
     return StartedRank(ready, runner, (kv_fd, counter_fd), memory)
 
@@ -118,6 +118,17 @@ def _make_region(num_bytes: int) -> tuple[int, mmap.mmap]:
         os.close(fd)
         raise ConfigError(f"a KV region of {num_bytes} bytes cannot be made: {error.strerror}",
                           hint="Lower kv.memory_fraction or kv.num_pages.") from error
+
+
+def make_attention(layout: KvLayout, kv: torch.Tensor, num_heads: int) -> tuple[Attention, str]:
+    """(the fastest backend that is built and takes this geometry, its name for the daemon's status)."""
+    try:
+        from pdd.model.attn_native import NativeAttention, supports
+    except ImportError:
+        return TorchAttention(layout, kv, num_heads), "torch"
+    if not supports(layout):
+        return TorchAttention(layout, kv, num_heads), "torch"
+    return NativeAttention(layout, kv, num_heads), "native"
 
 
 def _make_counter() -> tuple[LayerCounter, int]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as functional
 
 from pdd.kv.layout import KvLayout
-from pdd.model.attention import Batch
+from pdd.model.attention import Batch, Segment
 
 
 class TorchAttention:
@@ -32,19 +32,12 @@ class TorchAttention:
 
     def plan(self, batch: Batch) -> None:
         layout = self._layout
-        tiles_per_page = 2 * layout.num_kv_heads
-        tiles = batch.pages[:, None] * tiles_per_page + self._append_tiles  # [T, 2 * heads]
+        tiles = batch.pages[:, None] * (2 * layout.num_kv_heads) + self._append_tiles  # [T, 2 * heads]
         self._append_index = tiles * layout.page_size + batch.slots[:, None]
         self._num_decode = len(batch.decode_kv_lens)
         if self._num_decode:
-            tables = torch.from_numpy(batch.decode_tables)
-            self._decode_index = self._gather_index(tables)
-            positions = torch.arange(tables.shape[1] * layout.page_size)
-            hidden = positions >= torch.from_numpy(batch.decode_kv_lens)[:, None]
-            mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
-            group = self._num_heads // layout.num_kv_heads
-            self._decode_mask = mask[:, None, None, :].expand(-1, 1, group, -1)
-        self._segments = []
+            self._plan_decode(batch)
+        self._segments: list[tuple[Segment, torch.Tensor | None, torch.Tensor | None]] = []
         for segment in batch.segments:
             if segment.start == 0:  # nothing earlier: the chunk's own K and V are all there is
                 self._segments.append((segment, None, None))
@@ -55,28 +48,40 @@ class TorchAttention:
             self._segments.append((segment, index, visible))
 
     def run(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        layout = self._layout
-        num_tokens, heads, kv_heads = q.shape[0], self._num_heads, layout.num_kv_heads
+        layout, kv_heads = self._layout, self._layout.num_kv_heads
         self._rows[layer][self._append_index] = kv
-        parts = []
+        out = torch.empty(q.shape, dtype=q.dtype)
         if self._num_decode:
-            rows = self._num_decode
-            k, v = self._gather(layer, self._decode_index, rows)
-            grouped = q[:rows].reshape(rows, kv_heads, heads // kv_heads, layout.head_dim)
-            out = functional.scaled_dot_product_attention(grouped, k, v, attn_mask=self._decode_mask)
-            parts.append(out.reshape(rows, heads * layout.head_dim))
+            self._attend_decode(layer, q[: self._num_decode], out[: self._num_decode])
         for segment, index, visible in self._segments:
             query = q[segment.begin : segment.end].transpose(0, 1)[None]  # [1, heads, qo_len, head_dim]
             if index is None:
                 own = kv[segment.begin : segment.end].transpose(0, 1)[None]
                 k, v = own[:, :kv_heads], own[:, kv_heads:]
-                out = functional.scaled_dot_product_attention(query, k, v, is_causal=True, enable_gqa=True)
+                part = functional.scaled_dot_product_attention(query, k, v, is_causal=True, enable_gqa=True)
             else:
                 k, v = self._gather(layer, index, 1)
                 k, v = k[:, :, : segment.kv_len], v[:, :, : segment.kv_len]
-                out = functional.scaled_dot_product_attention(query, k, v, attn_mask=visible, enable_gqa=True)
-            parts.append(out[0].transpose(0, 1).reshape(segment.end - segment.begin, heads * layout.head_dim))
-        return parts[0] if len(parts) == 1 else torch.cat(parts).view(num_tokens, -1)
+                part = functional.scaled_dot_product_attention(query, k, v, attn_mask=visible, enable_gqa=True)
+            out[segment.begin : segment.end] = part[0].transpose(0, 1)
+        return out.view(-1, self._num_heads * layout.head_dim)
+
+    def _plan_decode(self, batch: Batch) -> None:
+        layout = self._layout
+        tables = torch.from_numpy(batch.decode_tables)
+        self._decode_index = self._gather_index(tables)
+        positions = torch.arange(tables.shape[1] * layout.page_size)
+        hidden = positions >= torch.from_numpy(batch.decode_kv_lens)[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+        group = self._num_heads // layout.num_kv_heads
+        self._decode_mask = mask[:, None, None, :].expand(-1, 1, group, -1)
+
+    def _attend_decode(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the attention of `[D, num_heads, head_dim]` queries, one row each, into `out` of the same shape."""
+        layout, rows = self._layout, self._num_decode
+        k, v = self._gather(layer, self._decode_index, rows)
+        grouped = q.reshape(rows, layout.num_kv_heads, -1, layout.head_dim)  # query heads of a KV head together
+        out.copy_(functional.scaled_dot_product_attention(grouped, k, v, attn_mask=self._decode_mask).view(out.shape))
 
     def _gather_index(self, tables: torch.Tensor) -> torch.Tensor:
         """Tile numbers `[rows * heads * 2 * pages]` that lay out each row's K, then V, per head in token order."""

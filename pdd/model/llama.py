@@ -146,11 +146,11 @@ class LlamaModel:
         return make_linear(weight, bias)
 
 
-def load_model(model_dir: Path, config: ModelConfig, *, dtype: str, max_context: int, shard: Shard | None = None,
+def load_model(model_dir: str | Path, config: ModelConfig, *, dtype: str, max_context: int, shard: Shard | None = None,
                progress: Callable[[int, int], None] | None = None) -> LlamaModel:
     """One rank's model, ready to run. dtype: a key of kv.layout.DTYPE_BYTES."""
     model = LlamaModel(config, shard or Shard(), dtype, max_context)
-    checkpoint = Checkpoint(model_dir, progress)
+    checkpoint = Checkpoint(Path(model_dir), progress)
     try:
         with torch.inference_mode():
             model.load_weights(checkpoint)

@@ -10,7 +10,9 @@ import torch
 
 from pdd.engine.batch import NewRow, Row, SampledRow, Sampling, StepPlan, StepResult
 from pdd.engine.rank_runner import RankRunner
+from pdd.engine.rank_start import make_attention
 from pdd.kv.layout import KvLayout
+from pdd.model.attention import Attention
 from pdd.model.attn_torch import TorchAttention
 from pdd.model.config import load_config
 from pdd.model.llama import load_model
@@ -52,15 +54,20 @@ class Harness:
     """A runner, its pages in random order, and the requests in flight."""
 
     def __init__(self, model_dir: Path, *, num_pages: int = 128, page_size: int = 16, dtype: str = "float32",
-                 max_context: int = 2048, seed: int = 0) -> None:
+                 max_context: int = 2048, seed: int = 0, attention: str = "") -> None:
+        """attention: "torch", "native", or "" for what a rank would choose."""
         config = load_config(model_dir)
         self.model = load_model(model_dir, config, dtype=dtype, max_context=max_context)
         self.layout = KvLayout(config.num_layers, num_pages, self.model.num_kv_heads, page_size, config.head_dim, dtype)
         # Stale bytes of earlier owners must not matter: start from large finite values, not zeros.
         self.kv = torch.full(self.layout.shape, 1e3, dtype=self.model.dtype)
         self.counter = FakeCounter()
-        self.runner = RankRunner(self.model, TorchAttention(self.layout, self.kv, self.model.num_heads), self.layout,
-                                 self.counter, max_context=max_context)
+        if attention == "torch":
+            backend: Attention = TorchAttention(self.layout, self.kv, self.model.num_heads)
+        else:
+            backend, name = make_attention(self.layout, self.kv, self.model.num_heads)
+            assert attention in ("", name), f"attention backend {name} instead of {attention}"
+        self.runner = RankRunner(self.model, backend, self.layout, self.counter, max_context=max_context)
         self.free = list(range(num_pages))
         random.Random(seed).shuffle(self.free)
         self.step_number = 0
