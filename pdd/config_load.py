@@ -138,16 +138,26 @@ def _typed(setting: Setting, field: Any) -> Any:
     text = setting.value
     try:
         if get_origin(field.annotation) is tuple:
-            if text.lstrip().startswith("["):
-                return tomllib.loads(f"value = {text}")["value"]
-            return [part.strip() for part in text.split(",") if part.strip()]
+            return _list(text)
         if field.annotation is bool:
             return {"true": True, "false": False}.get(text.lower(), text)
         if field.annotation in (int, float):
             return field.annotation(text)
-    except (ValueError, tomllib.TOMLDecodeError):
+    except ValueError:
         return text
     return text
+
+
+def _list(text: str) -> Any:
+    """The list of `["a", "b"]` or `a,b`. A bare `[::1]:7700` is one address, not an array."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"] if text.startswith("[") else _split(text)
+    except tomllib.TOMLDecodeError:
+        return _split(text)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _validate(winners: Mapping[str, Setting], demo: bool) -> tuple[Config | None, list[Problem]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -92,6 +91,8 @@ def read_file(path: Path) -> tuple[list[Setting], list[Problem]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         return [], [Problem(str(path), "", f"cannot be read: {reason}", file=str(path))]
+    import tomllib  # here, because clients that find no file need none of it
+
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -107,7 +108,7 @@ def read_file(path: Path) -> tuple[list[Setting], list[Problem]]:
     return settings, []
 
 
-def _syntax_problem(path: Path, text: str, error: tomllib.TOMLDecodeError) -> Problem:
+def _syntax_problem(path: Path, text: str, error: ValueError) -> Problem:
     message = str(error)
     found = re.search(r"\(at line (\d+), column (\d+)\)", message)
     line, column = (int(found[1]), int(found[2])) if found else (text.count("\n") + 1, 1)

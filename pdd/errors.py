@@ -1,7 +1,7 @@
 """Every failure that pdd reports: what happened, and what to do next.
 
-A class fixes what a failure *ends* (one request, one attempt, one peer, the daemon), its exit code, its HTTP status, and
-whether the caller may try again. Expected shortage is a value (`None`, an enum member), never an exception.
+A class fixes what a failure *ends* (one request, one attempt, one peer, the daemon), its exit code, its HTTP status,
+and whether the caller may try again. Expected shortage is a value (`None`, an enum member), never an exception.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import ipaddress
 import re
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|m|h|d)")
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d)")
 _BYTES = {
     "B": 1,
     "KB": 10**3,
@@ -22,7 +22,7 @@ _BYTES = {
     "GiB": 1 << 30,
     "TiB": 1 << 40,
 }
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)(B|[KMGT]i?B)")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|[KMGT]i?B)")
 _ZONE = re.compile(r"%[A-Za-z0-9_.-]+$")
 
 

@@ -16,7 +16,7 @@ _NO_WAY_BACK = {"ready": ("drained", "stopping"), "drained": ("stopping",)}  # s
 
 
 # -- status ------------------------------------------------------------------------------------------------------------
-def status(options: Globals, wait: str | None, watch: bool) -> None:
+def status(options: Globals, wait: str | None = None, watch: bool = False) -> None:
     if wait:
         document = _wait(options, wait)
     elif watch:
@@ -188,7 +188,7 @@ def transfers(options: Globals) -> None:
     print(table(rows, ["PEER", "DIR", "VIA", "STATE", "BYTES", "WRITES", "UNITS", "INFLT", "P50", "P99", "FAILED"]))
 
 
-def topology(options: Globals, root: Path | None, ascii_only: bool) -> None:
+def topology(options: Globals, root: Path | None = None, ascii_only: bool = False) -> None:
     from pdd.topology import report, sysfs
 
     document = report.document(sysfs.read(root or Path("/")))
