@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
@@ -106,10 +106,11 @@ class HeldBody:
 
     async def _skip(self, parts: AsyncGenerator[bytes, None]) -> None:
         rest = self._reader.max_bytes * _DISCARD_FACTOR
-        async for part in parts:
-            rest -= len(part)
-            if rest < 0:
-                return
+        with suppress(RequestTimeout):  # the client hears what was wrong first
+            async for part in parts:
+                rest -= len(part)
+                if rest < 0:
+                    return
 
 
 def check_media_type(scope: Scope) -> None:

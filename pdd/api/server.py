@@ -1,9 +1,9 @@
 """Runs the app with uvicorn on sockets that the daemon bound, under the daemon's signals.
 
-Differences from uvicorn's own ways: it takes no signal, changes no logging set-up, and writes no access line for
-probes and scrapes. A connection must say something within a time, is checked for a dead peer, and can be dropped with
-what it has not sent. `stop` ends it: listeners first, so a later client is refused, then idle connections, then what
-still runs.
+Differences from uvicorn's own ways: it takes no signal, adds no log handler, and writes no access line for probes and
+scrapes. A connection must say something within a time, is checked for a dead peer, can be dropped with what it has
+not sent, and serves no pipelined request. `stop` ends it: listeners first, so a later client is refused, then idle
+connections, then what still runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -23,6 +24,7 @@ from pdd.api.connection import ABORT
 
 _QUIET = ("/health", "/metrics")  # no access lines
 _HEADER_TIMEOUT_S = 30.0  # from the connection, or from the first byte of a request, to the end of its headers
+_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they are the ones to close
 _DEAD_PEER_S = 60  # unacknowledged data or silence to keep-alive probes for so long ends a connection
 
 
@@ -40,10 +42,14 @@ class ApiServer:
             lifespan="off",
             log_config=None,
             server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=0,  # replaced by stop()
         )
         self._server = _Server(config)
         logging.getLogger("uvicorn.access").addFilter(_not_a_probe)
+        logging.getLogger("uvicorn.error").setLevel(
+            logging.WARNING
+        )  # its tale of starting and stopping is ours to tell
 
     async def serve(self) -> None:
         """Returns after `stop`.
@@ -92,6 +98,7 @@ class _Connection(H11Protocol):
     """uvicorn's HTTP/1.1 connection, with a deadline for headers and a way to drop it."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _deaf = False  # nothing more is read as a request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -100,11 +107,23 @@ class _Connection(H11Protocol):
         self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._cancel_deadline()
         elif self._deadline is None:
             self._expect_headers()
+
+    def handle_events(self) -> None:
+        """uvicorn stops reading while a pipelined request waits, and so does not see its client leave. Here the first
+        request is answered, the connection is closed after it, and what the client had sent ahead is its to repeat."""
+        super().handle_events()
+        waits = self.cycle is not None and not self.cycle.response_complete and self.conn.trailing_data[0]
+        if waits and self.conn.their_state is h11.DONE:
+            self._deaf = True
+            self.cycle.keep_alive = False
+            self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
         self._cancel_deadline()
@@ -113,6 +132,9 @@ class _Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
         super().connection_lost(exc)
+
+    def _should_upgrade(self) -> bool:
+        return False  # there is nothing to upgrade to; HTTP/1.1 goes on
 
     def _expect_headers(self) -> None:
         self._deadline = self.loop.call_later(_HEADER_TIMEOUT_S, self.transport.abort)

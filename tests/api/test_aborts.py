@@ -58,7 +58,7 @@ async def test_leaving_aborts(node: Node, eventually: Eventually, way: str, phas
 async def test_leaving_while_the_prompt_is_tokenized_submits_nothing(node: Node, eventually: Eventually) -> None:
     tokenizer = node.service.tokenizer
     tokenizer.gate.clear()
-    _, writer = await node.raw(request({"prompt": "the cat " * 1000, "max_tokens": 1}))
+    _, writer = await node.raw(request({"prompt": "the cat", "max_tokens": 1, "user": "x" * 5000}))
     await asyncio.to_thread(tokenizer.encoding.wait, 10)
     writer.close()
     await asyncio.sleep(0.1)
@@ -74,6 +74,33 @@ async def test_leaving_inside_the_body_submits_nothing(node: Node, eventually: E
     writer.close()
     assert (await node.client.completions.create(model="tiny", prompt="x", max_tokens=1)).choices
     assert len(node.service.calls) == 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+async def test_leaving_after_sending_the_next_request_ahead(node: Node, eventually: Eventually, apart: bool) -> None:
+    """A pipelined request must not hide that the client left; it is not served either."""
+    started = asyncio.Event()
+    node.service.script = forever(5, started, after=-1)
+    one = request({"prompt": "x", "max_tokens": 200})
+    _, writer = await node.raw(one if apart else one * 3)
+    await started.wait()
+    if apart:
+        writer.write(one * 2)
+        await writer.drain()
+        await asyncio.sleep(0.05)
+    assert node.service.open == 1
+    writer.close()
+    await eventually(lambda: node.service.open == 0)
+    assert len(node.service.calls) == 1
+
+
+async def test_what_was_sent_ahead_is_answered_by_a_close(node: Node) -> None:
+    one = request({"prompt": "x", "max_tokens": 2})
+    reader, writer = await node.raw(one * 2)
+    answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 200") == 1
+    assert len(node.service.calls) == 1
+    writer.close()
 
 
 async def test_one_of_two_with_the_same_client_id(node: Node, eventually: Eventually) -> None:

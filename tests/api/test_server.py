@@ -68,7 +68,7 @@ async def test_stop_ends_what_still_runs_with_an_error(
 async def test_stop_while_a_prompt_is_tokenized(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     async with running(service) as node:
         service.tokenizer.gate.clear()
-        reader, writer = await node.raw(request({"prompt": "cat " * 2000}))
+        reader, writer = await node.raw(request({"prompt": "cat", "user": "x" * 5000}))
         await asyncio.to_thread(service.tokenizer.encoding.wait, 10)
         node.server.stop(5)
         assert (await reader.read()).startswith(b"HTTP/1.1 503")
@@ -139,6 +139,15 @@ async def test_garbage_costs_one_line(node: Node, garbage: bytes, caplog: pytest
     assert len(lines) <= 1
     assert not [record for record in caplog.records if record.exc_info]
     assert (await node.http.post("/v1/completions", json=BODY)).status_code == 200
+
+
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+async def test_an_offer_to_upgrade_is_ignored(node: Node, protocol: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    head = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: " + protocol
+    reader, writer = await node.raw(head + b"\r\nsec-websocket-version: 13\r\nsec-websocket-key: eA==\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200")
+    writer.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
