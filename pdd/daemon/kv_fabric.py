@@ -21,9 +21,10 @@ from pdd.messenger import wire
 from pdd.messenger.address import parse_address
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode
-from pdd.messenger.link import LinkContext, LinkSettings
+from pdd.messenger.link import LinkContext
 from pdd.messenger.planner import ShardPlanner, compare
 from pdd.messenger.ports import EventKinds, record_nothing
+from pdd.messenger.settings import LinkSettings
 
 _log = logging.getLogger("pdd.fabric")
 _WILDCARDS = ("0.0.0.0", "::")

@@ -43,10 +43,10 @@ from pdd.errors import EngineError, PddError, RefusedInState
 from pdd.kv.pool import PagePool
 from pdd.messenger import wire
 from pdd.messenger.address import parse_address
-from pdd.messenger.decoder import Decoder, DecoderSettings
+from pdd.messenger.decoder import Decoder
 from pdd.messenger.prefiller import Prefiller
-from pdd.messenger.requests import PrefillLimits
 from pdd.messenger.router import route
+from pdd.messenger.settings import DecoderSettings, PrefillLimits
 from pdd.messenger.status import AttemptDone, JobDone
 from pdd.metrics import Metrics
 from pdd.model.tokenizer import Tokenizer

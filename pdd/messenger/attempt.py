@@ -21,6 +21,7 @@ from pdd.engine.request import KvReserved
 from pdd.messenger import wire
 from pdd.messenger.link import PeerLink
 from pdd.messenger.states import State
+from pdd.messenger.status import AttemptStatus
 
 
 class AttemptState(enum.Enum):
@@ -75,3 +76,28 @@ class Attempt:
     def num_tokens(self) -> int:
         """Tokens that the prefiller computes for it."""
         return len(self.reserved.tokens)
+
+    @property
+    def fits_a_frame(self) -> bool:
+        """Whether one frame holds the request."""
+        num_bytes = 4 * (len(self.reserved.tokens) + len(self.reserved.pages))
+        return num_bytes < wire.MAX_FRAME_BYTES - 4096
+
+    def request(self, epoch: int) -> wire.PrefillRequest:
+        """What the prefiller is asked, once there is a key."""
+        assert self.key is not None
+        reserved = self.reserved
+        return wire.PrefillRequest(
+            attempt=self.id, key=self.key, epoch=epoch, tokens=wire.pack_u32(reserved.tokens),
+            pages=wire.pack_u32(reserved.pages), skip_tokens=reserved.skip_tokens,
+            request_id=reserved.request_id[:256],
+        )  # fmt: skip
+
+    def status(self, now: float) -> AttemptStatus:
+        return AttemptStatus(
+            attempt=self.id, request_id=self.reserved.request_id, state=self.state.value.value,
+            age_seconds=now - self.state.since, peer=self.link.name if self.link is not None else "", key=self.key,
+            num_tokens=self.num_tokens, num_pages=len(self.reserved.pages), arrived_units=self.arrived_units,
+            expected_units=self.expected_units,
+            why=str(self.failure) if self.failure is not None else self.state.why,
+        )  # fmt: skip

@@ -15,7 +15,6 @@ Time is that in which this process ran: after a pause nobody is judged by it. Ow
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import random
 from collections.abc import Callable, Sequence
@@ -35,39 +34,21 @@ from pdd.errors import (
 from pdd.messenger import wire
 from pdd.messenger.address import Address
 from pdd.messenger.attempt import TABLE, Attempt, AttemptState
+from pdd.messenger.chooser import Chooser
 from pdd.messenger.link import LinkContext, PeerLink, Pulse
 from pdd.messenger.peers import Backoff, Connect, PeerTable, open_tcp
 from pdd.messenger.ports import Planner
+from pdd.messenger.progress import LinkView
 from pdd.messenger.quiet import QuietLog
-from pdd.messenger.retries import Retries, Tries
+from pdd.messenger.retries import Retries
+from pdd.messenger.settings import DecoderSettings
 from pdd.messenger.states import State
-from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus
+from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus, added
 
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 10
 _NUM_ABSENT = 3  # heartbeats without an attempt that say: the prefiller has no work left for it
 _FENCE_ALARM_SECONDS = 30.0
-_U32_BYTES = 4
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DecoderSettings:
-    prefill_stall_timeout: float = 30.0  # seconds without any progress of an attempt
-    max_attempts: int = 3  # per request, failed ones
-    local_fallback: bool = False  # whether this node may prefill what no prefiller could
-
-
-@dataclasses.dataclass(slots=True)
-class _LinkView:
-    """What the decoder keeps of one link."""
-
-    attempts: dict[int, Attempt] = dataclasses.field(default_factory=dict)
-    steps: int = 0  # of the prefiller's engine, as last told
-    listed: dict[int, int] = dataclasses.field(default_factory=dict)  # attempt -> tokens computed
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(attempt.num_tokens for attempt in self.attempts.values())
 
 
 class Decoder:
@@ -88,8 +69,9 @@ class Decoder:
         self._report = report
         self._attempts: dict[int, Attempt] = {}
         self._by_key: dict[int, Attempt] = {}
-        self._views: dict[PeerLink, _LinkView] = {}
+        self._views: dict[PeerLink, LinkView] = {}
         self._retries = Retries()
+        self._chooser = Chooser(self.peers, self._outstanding, context.clock)
         self._quiet = QuietLog(_log, context.clock)
         self._closing = False
         self._ticker: asyncio.Task[None] | None = None
@@ -117,16 +99,7 @@ class Decoder:
     def attempts(self) -> tuple[AttemptStatus, ...]:
         """Every attempt that is not settled for good, the oldest first."""
         now = self._context.clock()
-        return tuple(
-            AttemptStatus(
-                attempt=attempt.id, request_id=attempt.reserved.request_id, state=attempt.state.value.value,
-                age_seconds=now - attempt.state.since, peer=attempt.link.name if attempt.link is not None else "",
-                key=attempt.key, num_tokens=attempt.num_tokens, num_pages=len(attempt.reserved.pages),
-                arrived_units=attempt.arrived_units, expected_units=attempt.expected_units,
-                why=str(attempt.failure) if attempt.failure is not None else attempt.state.why,
-            )
-            for attempt in self._attempts.values()
-        )  # fmt: skip
+        return tuple(attempt.status(now) for attempt in self._attempts.values())
 
     @property
     def num_open(self) -> int:
@@ -174,36 +147,16 @@ class Decoder:
     # -- asking a prefiller -----------------------------------------------------------------------------------------
     def _place(self, attempt: Attempt) -> None:
         """Gives a CHOOSING attempt to a prefiller, lets it wait for one, or gives it up."""
-        link = self._choose(self._retries.of(attempt.reserved.request_id))
+        link = self._chooser.choose(self._retries.of(attempt.reserved.request_id))
         if link is not None:
             self._ask(attempt, link)
             return
-        if not self._may_wait():
-            self._give_up(attempt, self._nobody(self._retries.of(attempt.reserved.request_id)))
-
-    def _choose(self, tries: Tries) -> PeerLink | None:
-        """The usable link with the least work ahead; one that has not failed this request before, if there is any."""
-
-        def burden(link: PeerLink) -> tuple[bool, int, int]:
-            num_attempts, num_tokens = self._outstanding(link)
-            return link.peer.epoch in tries.failed_by, link.load.queued_tokens + num_tokens, num_attempts
-
-        links = [link for link in self.peers.usable_links() if link.peer.epoch not in tries.refused_by]
-        return min(links, key=burden, default=None)
-
-    def _may_wait(self) -> bool:
-        hope = self.peers.hope_until()
-        return hope is not None and self._context.clock() < hope
-
-    def _nobody(self, tries: Tries) -> NoPrefiller:
-        before = f"; attempt {tries.num_failed} failed: {tries.last}" if tries.num_failed else ""
-        return NoPrefiller(
-            f"no prefiller can take this request: {self.peers.explain()}{before}", hint="see `pdd peers` on this node"
-        )
+        if not self._chooser.may_wait():
+            self._give_up(attempt, self._chooser.nobody(self._retries.of(attempt.reserved.request_id)))
 
     def _ask(self, attempt: Attempt, link: PeerLink) -> None:
         reserved = attempt.reserved
-        if (len(reserved.tokens) + len(reserved.pages)) * _U32_BYTES > wire.MAX_FRAME_BYTES - 4096:
+        if not attempt.fits_a_frame:
             self._give_up(attempt, PromptTooLong(f"{attempt.num_tokens} tokens do not fit a request to a prefiller"))
             return
         assert link.endpoint is not None
@@ -224,14 +177,7 @@ class Decoder:
             self._whole(attempt)
             return
         self._fabric.imm_arm(key, attempt.expected_units)
-        sent = link.send(
-            wire.PrefillRequest(
-                attempt=attempt.id, key=key, epoch=self._context.node.epoch, tokens=wire.pack_u32(reserved.tokens),
-                pages=wire.pack_u32(reserved.pages), skip_tokens=reserved.skip_tokens,
-                request_id=reserved.request_id[:256],
-            )
-        )  # fmt: skip
-        if sent:  # else the link has just ended and took the attempt with it
+        if link.send(attempt.request(self._context.node.epoch)):  # else the link has ended and took the attempt along
             attempt.state.move(AttemptState.REQUESTED, link.name)
             attempt.asked = attempt.state.since
 
@@ -262,15 +208,17 @@ class Decoder:
 
     # -- link events (LinkHandler) ----------------------------------------------------------------------------------
     def link_up(self, link: PeerLink) -> None:
-        self._views.setdefault(link, _LinkView())
-        self._place_waiting()
+        self._views.setdefault(link, LinkView())
+        for attempt in list(self._attempts.values()):
+            if attempt.state.value is AttemptState.CHOOSING:
+                self._place(attempt)
 
     def link_message(self, link: PeerLink, message: wire.Message) -> None:
         match message:
             case wire.PrefillEnded():
                 self._ended(link, message)
             case wire.Heartbeat():
-                self._heard(link, message)
+                self._views[link].hear(message, self._ran)
             case _:
                 raise PeerProtocol(f"a {type(message).__name__} came from a prefiller")
 
@@ -295,7 +243,7 @@ class Decoder:
             self._inbox.kv_settled(attempt.id, KvOutcome.RELEASED)
 
     def pulse(self, link: PeerLink) -> Pulse:
-        return Pulse()
+        return Pulse()  # nobody asks a decoder for work
 
     def _ended(self, link: PeerLink, ended: wire.PrefillEnded) -> None:
         attempt = self._views[link].attempts.get(ended.attempt)
@@ -314,10 +262,7 @@ class Decoder:
 
     def _compare_counts(self, attempt: Attempt, ended: wire.PrefillEnded) -> None:
         """Settles an attempt whose writes are all terminal, waits for units on the way, or fences."""
-        assert attempt.key is not None
-        arrived = self._fabric.imm_arrived(attempt.key)
-        if arrived != attempt.arrived_units:
-            attempt.arrived_units, attempt.progress_at = arrived, self._ran
+        arrived = self._look(attempt)
         if arrived == attempt.expected_units:
             self._whole(attempt)
         elif arrived == ended.ok_units:
@@ -327,21 +272,6 @@ class Decoder:
         elif attempt.state.value is not AttemptState.DRAINING:
             attempt.state.move(AttemptState.DRAINING, f"{ended.ok_units - arrived} units on the way")
             attempt.progress_at = self._ran
-
-    def _heard(self, link: PeerLink, beat: wire.Heartbeat) -> None:
-        """Takes what a heartbeat says about progress."""
-        view = self._views[link]
-        listed = dict(beat.progress)
-        queue_moved = beat.load.steps != view.steps or listed != view.listed
-        view.steps, view.listed = beat.load.steps, listed
-        for attempt in view.attempts.values():
-            tokens = listed.get(attempt.id)
-            if tokens is None:
-                attempt.num_absent += 1
-                continue
-            attempt.num_absent = 0
-            if tokens != attempt.peer_tokens or (tokens == 0 and queue_moved):
-                attempt.peer_tokens, attempt.progress_at = tokens, self._ran
 
     # -- deadlines ----------------------------------------------------------------------------------------------------
     async def _tick_for_ever(self) -> None:
@@ -397,11 +327,16 @@ class Decoder:
 
     def _still_for(self, attempt: Attempt) -> float:
         """Seconds without progress; looks at the count first."""
+        self._look(attempt)
+        return self._ran - attempt.progress_at
+
+    def _look(self, attempt: Attempt) -> int:
+        """Units that have arrived; more than at the last look is progress."""
         assert attempt.key is not None
         arrived = self._fabric.imm_arrived(attempt.key)
         if arrived != attempt.arrived_units:
             attempt.arrived_units, attempt.progress_at = arrived, self._ran
-        return self._ran - attempt.progress_at
+        return arrived
 
     # -- ends ---------------------------------------------------------------------------------------------------------
     def _whole(self, attempt: Attempt) -> None:
@@ -454,7 +389,7 @@ class Decoder:
         error = attempt.failure or PeerLost("the attempt ended without a cause")
         tries = self._retries.failed(request_id, epoch, str(error), refused=refused)
         may_retry = attempt.retryable and tries.num_failed < self._settings.max_attempts and not self._closing
-        if may_retry and (self._choose(tries) is not None or self._may_wait()):
+        if may_retry and (self._chooser.choose(tries) is not None or self._chooser.may_wait()):
             self._count(retries=1)
             return KvSource.REMOTE, None
         self._retries.forget(request_id)
@@ -478,19 +413,12 @@ class Decoder:
         self._count(fences=1)
         attempt.link.fence(PeerProtocol(f"{attempt.reserved.request_id}: {why}"))
 
-    def _place_waiting(self) -> None:
-        for attempt in list(self._attempts.values()):
-            if attempt.state.value is AttemptState.CHOOSING:
-                self._place(attempt)
-
     def _outstanding(self, link: PeerLink) -> tuple[int, int]:
         view = self._views.get(link)
         return (len(view.attempts), view.num_tokens) if view is not None else (0, 0)
 
     def _count(self, **amounts: int) -> None:
-        """Publishes new counters; whoever read the old ones keeps a consistent copy."""
-        old = self.counters
-        self.counters = dataclasses.replace(old, **{name: getattr(old, name) + n for name, n in amounts.items()})
+        self.counters = added(self.counters, **amounts)
 
 
 def _reason(attempt: Attempt) -> str:

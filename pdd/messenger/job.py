@@ -10,6 +10,7 @@ from pdd.messenger.events import TransferEnd
 from pdd.messenger.link import PeerLink
 from pdd.messenger.sink import PushSink
 from pdd.messenger.states import State
+from pdd.messenger.status import JobStatus
 
 
 class JobState(enum.Enum):
@@ -66,6 +67,13 @@ class Job:
     is_computed: bool = False  # the sink was closed with every token armed
     engine_is_done: bool = False  # it said Finished, and so why
     ending: Ending | None = None
+
+    def status(self, now: float) -> JobStatus:
+        return JobStatus(
+            request_id=self.request_id, peer=self.link.name, attempt=self.attempt, state=self.state.value.value,
+            age_seconds=now - self.state.since, num_tokens=self.num_tokens,
+            computed_tokens=self.sink.computed_tokens, why=self.state.why,
+        )  # fmt: skip
 
     @property
     def is_over(self) -> bool:

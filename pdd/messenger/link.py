@@ -25,22 +25,13 @@ from pdd.messenger.events import FabricEvents
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.handshake import Compare, LocalNode
 from pdd.messenger.ports import Clock, FabricPort, Recorder
+from pdd.messenger.settings import LinkSettings
 from pdd.messenger.states import State
 
 _log = logging.getLogger(__name__)
 _LINGER_SECONDS = 1.0  # for the goodbye to leave
 _TICKS_PER_HEARTBEAT = 4
 _MAX_ECHOES = 64  # heartbeats whose answer may still come
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LinkSettings:
-    """Seconds. `dead_after` must exceed `suspect_after`, and that one two heartbeats."""
-
-    heartbeat: float = 0.5
-    suspect_after: float = 1.5
-    dead_after: float = 5.0
-    connect_timeout: float = 5.0
 
 
 class LinkState(enum.Enum):

@@ -13,6 +13,7 @@ Owner: the main loop; sinks run on the engine thread and post here.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import socket
@@ -26,10 +27,11 @@ from pdd.messenger.job import TABLE, Ending, Job, JobState
 from pdd.messenger.link import LinkContext, PeerLink, Pulse
 from pdd.messenger.listener import PeerListener
 from pdd.messenger.ports import Planner, PushPlan
-from pdd.messenger.requests import Answered, Checked, PrefillLimits, Tombstones, check_request
+from pdd.messenger.requests import Answered, Checked, Tombstones, check_request
+from pdd.messenger.settings import PrefillLimits
 from pdd.messenger.sink import Post, Pusher, PushSink
 from pdd.messenger.states import State
-from pdd.messenger.status import JobDone, JobStatus, PeerStatus, PrefillerCounters
+from pdd.messenger.status import JobDone, JobStatus, PeerStatus, PrefillerCounters, added
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ class Prefiller:
         self._jobs: dict[str, Job] = {}  # by request id in the engine
         self._by_transfer: dict[int, Job] = {}
         self._early_ends: dict[int, TransferEnd] = {}  # transfers that ended before they were known here
+        self._idle = asyncio.Event()  # no job is in hand
+        self._idle.set()
         self._serial = 0
         self._draining = False
         context.events.on_transfers(self)
@@ -71,9 +75,18 @@ class Prefiller:
         await self.listener.start()
 
     async def close(self, fence_seconds: float = 5.0) -> None:
-        """Ends every link and job; waits for the fences, at most `fence_seconds`."""
+        """Ends every link and job; waits for the fences and the engine, at most `fence_seconds` for each."""
         self._draining = True
         await self.listener.close(fence_seconds)
+        try:
+            async with asyncio.timeout(fence_seconds):
+                await self.wait_idle()
+        except TimeoutError:
+            _log.error("%d prefills have not ended: %s", len(self._jobs), ", ".join(self._jobs))
+
+    async def wait_idle(self) -> None:
+        """Returns once no job is in hand: after `drain`, when the last push is over."""
+        await self._idle.wait()
 
     def drain(self) -> None:
         """Takes no new request; what is in hand is finished. Decoders hear of it at once."""
@@ -95,14 +108,7 @@ class Prefiller:
     def jobs(self) -> tuple[JobStatus, ...]:
         """Every job in hand, the oldest first."""
         now = self._context.clock()
-        return tuple(
-            JobStatus(
-                request_id=job.request_id, peer=job.link.name, attempt=job.attempt, state=job.state.value.value,
-                age_seconds=now - job.state.since, num_tokens=job.num_tokens,
-                computed_tokens=job.sink.computed_tokens, why=job.state.why,
-            )
-            for job in self._jobs.values()
-        )  # fmt: skip
+        return tuple(job.status(now) for job in self._jobs.values())
 
     def peer_status(self) -> tuple[PeerStatus, ...]:
         return self.listener.status(
@@ -191,6 +197,7 @@ class Prefiller:
             state=State("job", request_id, JobState.QUEUED, TABLE, clock=context.clock, recorder=context.recorder),
         )  # fmt: skip
         self._jobs[request_id] = view.jobs[job.attempt] = job
+        self._idle.clear()
         self._count(jobs=1)
         self._inbox.submit_prefill(PrefillSpec(request_id, checked.tokens, sink, request.skip_tokens))
 
@@ -298,6 +305,8 @@ class Prefiller:
             job.ending = Ending("failed", f"{end.ok} of {job.num_units} units were written")
         job.state.move(JobState.DONE, "whole" if whole else job.state.why)
         del self._jobs[job.request_id]
+        if not self._jobs:
+            self._idle.set()
         self._inbox.prefill_settled(job.request_id)  # also when the sink could not open: its pages are pinned all the same
         ending = job.ending or Ending("cancelled", "it was written in full")
         ended = ending.message_for(job.attempt, end.ok, end.failed, end.unknown)
@@ -319,6 +328,4 @@ class Prefiller:
         )  # fmt: skip
 
     def _count(self, **amounts: int) -> None:
-        """Publishes new counters; whoever read the old ones keeps a consistent copy."""
-        old = self.counters
-        self.counters = dataclasses.replace(old, **{name: getattr(old, name) + n for name, n in amounts.items()})
+        self.counters = added(self.counters, **amounts)

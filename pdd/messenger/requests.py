@@ -12,16 +12,11 @@ import dataclasses
 from pdd.errors import PeerProtocol
 from pdd.messenger import wire
 from pdd.messenger.job import Ending
+from pdd.messenger.settings import PrefillLimits
 
 TOMBSTONE_SECONDS = 600.0
 MOST_TOMBSTONES = 4096
 MOST_ANSWERED = 1024
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PrefillLimits:
-    max_tokens: int  # of one prompt: the model's context, or what this node's pool can ever hold
-    max_jobs_per_link: int = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 from pdd.messenger.handshake import FieldDiff
 
@@ -124,3 +125,11 @@ class PrefillerCounters:
     units_failed: int = 0
     units_unknown: int = 0
     tombstones: int = 0
+
+
+C = TypeVar("C", DecoderCounters, PrefillerCounters)
+
+
+def added(counters: C, **amounts: int) -> C:
+    """New counters with `amounts` more; whoever read the old ones keeps a consistent copy."""
+    return dataclasses.replace(counters, **{name: getattr(counters, name) + n for name, n in amounts.items()})

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 import pytest
-from tests.fabric.conftest import NodeFactory, Pair, Stack, link
-from tests.fabric.fabric_node import PAGE, Node, RemoteNode
 
 from pdd.fabric import _native as native
+from tests.fabric.conftest import NodeFactory, Pair, Stack, link
+from tests.fabric.fabric_node import PAGE, Node, RemoteNode
 
 
 def exchange(writer: Node, reader: RemoteNode, to_reader: int, from_writer: int) -> None:

@@ -16,15 +16,15 @@ from typing import Any
 
 from pdd.messenger import wire
 from pdd.messenger.address import Address
-from pdd.messenger.decoder import Decoder, DecoderSettings
+from pdd.messenger.decoder import Decoder
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode
-from pdd.messenger.link import LinkContext, LinkSettings
+from pdd.messenger.link import LinkContext
 from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import compare
 from pdd.messenger.ports import Change
 from pdd.messenger.prefiller import Prefiller
-from pdd.messenger.requests import PrefillLimits
+from pdd.messenger.settings import DecoderSettings, LinkSettings, PrefillLimits
 from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine
 from tests.messenger.fake_fabric import KINDS, FakeCounter, FakeFabric, FakeNetwork
 
@@ -105,22 +105,29 @@ class Rig:
     async def prefiller(
         self, name: str = "p1", *, port: int = 0, settings: LinkSettings = FAST, token: bytes | None = None,
         chunk: int = 8, layer_seconds: float = 0.0, limits: PrefillLimits = PrefillLimits(max_tokens=200),  # noqa: B008
-        **changes: Any,
+        post_seconds: float | None = None, **changes: Any,
     ) -> PrefillerNode:  # fmt: skip
         counter = FakeCounter()
         fabric = FakeFabric(self.network, name, counter)
         context, recorded = self._context(name, "prefill", fabric, settings, token, **changes)
+        loop = asyncio.get_running_loop()
+
+        def post(call: Callable[[], None]) -> None:
+            """What the engine says reaches the main loop later, in order, as from a thread."""
+            if post_seconds is None:
+                loop.call_soon_threadsafe(call)
+            else:
+                loop.call_later(post_seconds, call)
+
         engine = FakePrefillEngine(
-            fabric, counter, lambda event: prefiller.engine_event(event), num_pages=context.node.geometry.num_pages,
-            page_size=context.node.geometry.page_size, num_layers=NUM_LAYERS, chunk=chunk, layer_seconds=layer_seconds,
+            fabric, counter, lambda event: post(lambda: prefiller.engine_event(event)),
+            num_pages=context.node.geometry.num_pages, page_size=context.node.geometry.page_size,
+            num_layers=NUM_LAYERS, chunk=chunk, layer_seconds=layer_seconds,
         )  # fmt: skip
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", port))
-        loop = asyncio.get_running_loop()
-        prefiller = Prefiller(
-            context, sock, engine, FakePlanner(), limits, watch=1, post=loop.call_soon_threadsafe, load=engine.load
-        )
+        prefiller = Prefiller(context, sock, engine, FakePlanner(), limits, watch=1, post=post, load=engine.load)
         await prefiller.start()
         node = PrefillerNode(context, fabric, recorded, prefiller, engine, sock.getsockname()[1])
         self.nodes.append(node)
@@ -155,8 +162,8 @@ class Rig:
         """The process is gone: its sockets are reset, its endpoints vanish, what was in flight may still land."""
         for link in node.prefiller.listener.links:
             link._stream.abort()
-        await node.prefiller.close()
         await node.engine.close()
+        await node.prefiller.close(0.5)
         node.context.events.detach()
         self.nodes.remove(node)
 

@@ -401,6 +401,20 @@ async def test_killed_decoder_frees_the_prefiller() -> None:
         proxy.refusing = False
 
 
+async def test_link_ends_while_the_engine_opens_a_transfer() -> None:
+    """The transfer is over before the main loop has heard that it was opened."""
+    async with running() as rig:
+        p = await rig.prefiller(post_seconds=0.1)
+        proxy = await rig.proxy(p.port)
+        d = await rig.decoder([proxy.port])
+        request = d.engine.generate("r", prompt(1, 9))
+        await until(lambda: p.fabric.transfers != {})
+        p.prefiller.listener.links[0].fence(PeerLost("for the test"))
+        await until(lambda: p.prefiller._early_ends != {})
+        assert await finish(request) == ["whole"]
+        await until(lambda: p.prefiller.num_jobs == 0 and len(p.engine.free) == 64)
+
+
 # -- stalls -----------------------------------------------------------------------------------------------------------
 async def test_stuck_prefill_ends_at_the_deadline() -> None:
     async with running() as rig:

@@ -126,7 +126,10 @@ async def test_chaos(seed: int) -> None:
     rng = random.Random(seed)
     async with running(seed) as rig:
         rig.network.most_delay = 0.02
-        prefillers = [await rig.prefiller(f"p{i}", layer_seconds=0.001, num_pages=24) for i in range(3)]
+        prefillers = [
+            await rig.prefiller(f"p{i}", layer_seconds=0.001, num_pages=24, post_seconds=[None, 0.004, 0.03][i])
+            for i in range(3)
+        ]
         proxies = [[await rig.proxy(p.port) for p in prefillers] for _ in range(2)]
         decoders = [await rig.decoder([x.port for x in row], f"d{i}", num_pages=20) for i, row in enumerate(proxies)]
         requests = []

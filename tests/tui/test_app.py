@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tui.frames import recorded, scene_of
 
 from pdd.control.client import Client
 from pdd.tui import view
 from pdd.tui.app import Arrived, Lost, PddTop
-
 from tests.control import fake_daemon
+from tests.tui.frames import recorded, scene_of
 
 
 def screen(app: PddTop) -> str:
