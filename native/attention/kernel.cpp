@@ -1,8 +1,8 @@
 // See kernel.h. PDD_ATTEND names the function that this compilation defines.
 //
 // Scores are made a chunk of tokens at a time, so that K and V are each read once and scratch memory does not grow with
-// the context (online softmax). Up to four query heads that share a KV head are done together: a K or V value is loaded and
-// widened once for all of them. Sums are float32 whatever the pages hold.
+// the context (online softmax). Up to four query heads that share a KV head are done together: a K or V value is loaded
+// and widened once for all of them. Sums are float32 whatever the pages hold.
 #include "attention/kernel.h"
 
 namespace pdd::attention {
