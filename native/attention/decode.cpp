@@ -13,25 +13,32 @@ struct Choice {
     const char* name;
 };
 
-Choice best_for_this_cpu() {
+// The best kernel for this CPU, or the named one.
+Choice choose(const std::string& wanted) {
+    std::vector<Choice> usable{{attend_base, "base"}};
 #if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+        usable.push_back({attend_v3, "x86-64-v3"});
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd"))
-        return {attend_v4, "x86-64-v4"};
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
-        return {attend_v3, "x86-64-v3"};
+        usable.push_back({attend_v4, "x86-64-v4"});
 #endif
-    return {attend_base, "base"};
+    if (wanted.empty()) return usable.back();
+    for (const Choice& choice : usable)
+        if (wanted == choice.name) return choice;
+    throw std::invalid_argument("this CPU cannot run the " + wanted + " kernel");
 }
 
 }  // namespace
 
-DecodeAttention::DecodeAttention(const Geometry& geometry, int num_pages, int num_threads)
+DecodeAttention::DecodeAttention(const Geometry& geometry, int num_pages, int num_threads,
+                                 const std::string& instruction_set)
     : geometry_(geometry), num_pages_(num_pages), pool_(num_threads) {
     if (geometry.num_kv_heads < 1 || geometry.num_heads % geometry.num_kv_heads || geometry.head_dim < kLanes ||
         geometry.head_dim % kLanes || geometry.page_size < 1 || num_pages < 1 || num_threads < 1)
-        throw std::invalid_argument("decode attention needs whole groups of heads and a head_dim that is a multiple of 16");
-    const auto [attend, name] = best_for_this_cpu();
+        throw std::invalid_argument(
+            "decode attention needs whole groups of heads and a head_dim that is a multiple of 16");
+    const auto [attend, name] = choose(instruction_set);
     attend_ = attend;
     instruction_set_ = name;
     scratch_stride_ = kMaxGroup * (2 * geometry.head_dim + kChunk);  // a multiple of 16, as head_dim is

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "attention/kernel.h"
@@ -12,8 +13,9 @@ namespace pdd::attention {
 // Owner: one thread. plan() once per step, then run() once per layer.
 class DecodeAttention {
   public:
-    // Throws std::invalid_argument for a geometry that the kernel does not take.
-    DecodeAttention(const Geometry& geometry, int num_pages, int num_threads);
+    // instruction_set: as instruction_set() names them; "" for the best of this CPU.
+    // Throws std::invalid_argument for a geometry that the kernel does not take, or a set that the CPU lacks.
+    DecodeAttention(const Geometry& geometry, int num_pages, int num_threads, const std::string& instruction_set);
 
     // Copies the rows' tables ([num_rows][width] page numbers; row i uses as many as kv_lens[i] tokens need).
     // Throws std::out_of_range when a page is not in the region: nothing is read through such a table.

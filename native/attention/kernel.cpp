@@ -1,8 +1,8 @@
 // See kernel.h. PDD_ATTEND names the function that this compilation defines.
 //
-// Scores are made a chunk of tokens at a time, so that K and V are each read once and scratch memory does not grow with the
-// context (online softmax). Up to four query heads that share a KV head are done together: a K or V value is loaded and
-// widened once for all of them. Sums are float32 whatever the pages hold.
+// Scores are made a chunk of tokens at a time, so that K and V are each read once and scratch memory does not grow with
+// the context (online softmax). Up to four query heads that share a KV head are done together: a K or V value is loaded
+// and widened once for all of them. Sums are float32 whatever the pages hold.
 #include "attention/kernel.h"
 
 namespace pdd::attention {
@@ -17,6 +17,7 @@ typedef float Floats __attribute__((vector_size(64)));
 typedef float UnalignedFloats __attribute__((vector_size(64), aligned(4)));
 typedef float Floats8 __attribute__((vector_size(32)));
 typedef float Floats4 __attribute__((vector_size(16)));
+typedef float UnalignedFloats4 __attribute__((vector_size(16), aligned(4)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef uint16_t UnalignedHalves __attribute__((vector_size(32), aligned(2)));
@@ -39,11 +40,23 @@ PDD_INLINE void store(uint16_t* p, Floats x) {  // to nearest even; NaN does not
     *reinterpret_cast<UnalignedHalves*>(p) = __builtin_convertvector(rounded, Halves);
 }
 
-PDD_INLINE float sum(Floats x) {
+PDD_INLINE Floats4 fold(Floats x) {  // lanes that are equal modulo 4, added up
     const Floats8 a = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
                       __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
-    const Floats4 b = __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
-    return (b[0] + b[2]) + (b[1] + b[3]);
+    return __builtin_shufflevector(a, a, 0, 1, 2, 3) + __builtin_shufflevector(a, a, 4, 5, 6, 7);
+}
+
+PDD_INLINE float sum(Floats x) {
+    const Floats4 a = fold(x);
+    return (a[0] + a[2]) + (a[1] + a[3]);
+}
+
+// Four sums at a third of the price of one each.
+PDD_INLINE Floats4 sums(const Floats* x) {
+    const Floats4 a = fold(x[0]), b = fold(x[1]), c = fold(x[2]), d = fold(x[3]);
+    const Floats4 ab = __builtin_shufflevector(a, b, 0, 4, 1, 5) + __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    const Floats4 cd = __builtin_shufflevector(c, d, 0, 4, 1, 5) + __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
 // e^x for x <= 0, within 2 units in the last place; 0 below -87.
@@ -78,25 +91,58 @@ struct Tiles {
     }
 };
 
-// scores[g][i] = q[g] . K[first + i] for i < count
+// Asks for the cache lines of `count` values.
+template <class T>
+PDD_INLINE void prefetch(const T* p, int count) {
+    constexpr int kLine = 64 / sizeof(T);
+    for (int i = 0; i < count; i += kLine) __builtin_prefetch(p + i);
+}
+
+// Dot products of G queries with R rows of K, to scores[g][0 .. R - 1].
+template <class T, int G, int R>
+PDD_INLINE void score_rows(const T* k, const float* q, int dim, float* scores) {
+    Floats dots[G][R] = {};
+    for (int d = 0; d < dim; d += kLanes) {
+        Floats values[R];
+        for (int r = 0; r < R; ++r) values[r] = load(k + r * dim + d);
+        for (int g = 0; g < G; ++g) {
+            const Floats query = load(q + g * dim + d);
+            for (int r = 0; r < R; ++r) dots[g][r] += query * values[r];
+        }
+    }
+    for (int g = 0; g < G; ++g) {
+        if constexpr (R == 4)
+            *reinterpret_cast<UnalignedFloats4*>(scores + g * kChunk) = sums(dots[g]);
+        else
+            for (int r = 0; r < R; ++r) scores[g * kChunk + r] = sum(dots[g][r]);
+    }
+}
+
+// scores[g][i] = q[g] . K[first + i] for i < count. Pages are scattered, so the hardware does not foresee the next one:
+// each row asks for the same row of the next page's K, and for its own V, which is read next. limit: tokens there are.
+// Measured on cold pages (2026-11-30, 8 rows of 512 tokens, bf16, contended core): 597 us a layer without, 397 us with.
 template <class T, int G>
-PDD_INLINE void score(const Tiles<T>& keys, const float* q, int first, int count, float* scores) {
-    const int dim = keys.head_dim;
+PDD_INLINE void score(const Tiles<T>& keys, const float* q, int first, int count, int limit, float* scores) {
+    const int dim = keys.head_dim, tile = keys.page_size * dim;
     for (int i = 0; i < count;) {
-        int length;
+        int length, ignored;
         const T* k = keys.run(first + i, count - i, &length);
-        for (const int end = i + length; i < end; ++i, k += dim) {
-            Floats dots[G] = {};
-            for (int d = 0; d < dim; d += kLanes) {
-                const Floats values = load(k + d);
-                for (int g = 0; g < G; ++g) dots[g] += load(q + g * dim + d) * values;
+        const T* next = first + i + length < limit ? keys.run(first + i + length, 1, &ignored) : k;
+        for (const int end = i + length; i < end;) {
+            if (end - i >= 4) {
+                prefetch(next, 4 * dim);
+                prefetch(k + tile, 4 * dim);
+                score_rows<T, G, 4>(k, q, dim, scores + i);
+                i += 4, k += 4 * dim, next += 4 * dim;
+            } else {
+                score_rows<T, G, 1>(k, q, dim, scores + i);
+                i += 1, k += dim;
             }
-            for (int g = 0; g < G; ++g) scores[g * kChunk + i] = sum(dots[g]);
         }
     }
 }
 
-// Turns count scores into e^(score - largest) and returns their sum. What lies beyond count in the last vector is not used.
+// Turns count scores into e^(score - largest) and returns their sum. What is beyond count in the last vector is unused.
 PDD_INLINE float exponentiate(float* scores, int count, float largest) {
     Floats total{};
     for (int i = 0; i < count; i += kLanes) {
@@ -158,7 +204,7 @@ void attend_group(const Geometry& geometry, const Row& row, const Tiles<T>& keys
     for (int g = 0; g < G; ++g) largest[g] = -3e38f, total[g] = 0;
     for (int first = 0; first < row.kv_len; first += kChunk) {
         const int count = row.kv_len - first < kChunk ? row.kv_len - first : kChunk;
-        score<T, G>(keys, q, first, count, scores);
+        score<T, G>(keys, q, first, count, row.kv_len, scores);
         for (int g = 0; g < G; ++g) {
             float most = largest[g];
             for (int i = 0; i < count; ++i) most = scores[g * kChunk + i] > most ? scores[g * kChunk + i] : most;

@@ -1,7 +1,7 @@
 // One query row's attention over one KV head's pages: the inner loops, compiled once per instruction set.
 //
-// Raw pointers only. kernel.cpp must not use inline functions of the standard library: it is compiled with several -m flags,
-// and the linker keeps one copy of each inline function, which might be one that this CPU cannot run.
+// Raw pointers only. kernel.cpp must not use inline functions of the standard library: it is compiled with several -m
+// flags, and the linker keeps one copy of each inline function, which might be one that this CPU cannot run.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@ struct Row {
 constexpr int kMaxGroup = 4;  // query heads done together
 constexpr int kChunk = 256;   // tokens whose scores are held at a time
 
-// Softmax(q . K * scale) . V for the query heads that share `kv_head`. scratch: kMaxGroup * (2 * head_dim + kChunk) floats.
+// Softmax(q . K * scale) . V for the query heads that share `kv_head`.
+// scratch: kMaxGroup * (2 * head_dim + kChunk) floats.
 using Attend = void (*)(const Geometry&, const Row&, int kv_head, float* scratch);
 
 void attend_base(const Geometry&, const Row&, int kv_head, float* scratch);

@@ -4,8 +4,9 @@ class DecodeAttention:
     """Owner: one thread. `plan` once per step, then `run` once per layer."""
 
     def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, page_size: int, num_pages: int, bf16: bool,
-                 threads: int) -> None:
-        """Raises ValueError when head_dim is no multiple of 16 or heads do not form whole groups."""
+                 threads: int, instruction_set: str = "") -> None:
+        """instruction_set: "" for the best of this CPU. Raises ValueError when head_dim is no multiple of 16, heads do
+        not form whole groups, or the CPU lacks the instructions."""
     def plan(self, tables: int, kv_lens: int, num_rows: int, width: int) -> None:
         """Copies int64 `[num_rows, width]` page numbers and `[num_rows]` lengths. Raises IndexError for a page that the
         region does not have; then nothing can be run."""

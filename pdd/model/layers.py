@@ -8,6 +8,7 @@ one row: 466 and 250 us.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -51,7 +52,9 @@ def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linea
     return DenseLinear(weight, bias)
 
 
+@functools.cache
 def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN's packed linear is there and works for this type."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
     try:

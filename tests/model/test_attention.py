@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from pdd.model.attention import TORCH_DTYPES, Batch, Segment
 from pdd.model.attn_torch import TorchAttention
 
 native = pytest.importorskip("pdd.model._attention", reason="the native attention kernel is not built")
+from pdd.model import attn_native  # noqa: E402
 from pdd.model.attn_native import NativeAttention  # noqa: E402
 
 NUM_PAGES = 400
@@ -48,12 +51,19 @@ def batch_of(layout: KvLayout, lengths: tuple[int, ...], seed: int = 0) -> Batch
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("threads", [1, 3])
-def test_equals_torch(shape: str, dtype: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kernel", "threads"), [("base", 1), ("x86-64-v3", 1), ("x86-64-v4", 3)])
+def test_equals_torch(shape: str, dtype: str, kernel: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, kv_heads, head_dim, page_size = SHAPES[shape]
     lengths = LENGTHS if page_size > 1 else (1, 2, 17, 256, 100)
     layout = KvLayout(2, NUM_PAGES, kv_heads, page_size, head_dim, dtype)
+    try:
+        native.DecodeAttention(num_heads=1, num_kv_heads=1, head_dim=16, page_size=1, num_pages=1, bf16=False,
+                               threads=1, instruction_set=kernel)
+    except ValueError as error:
+        pytest.skip(str(error))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    chosen = functools.partial(native.DecodeAttention, instruction_set=kernel)
+    monkeypatch.setattr(attn_native, "DecodeAttention", chosen)
     generator = torch.Generator().manual_seed(7)
     kv = torch.randn(layout.shape, generator=generator).to(TORCH_DTYPES[dtype])
     batch = batch_of(layout, lengths)
