@@ -9,8 +9,8 @@ Not here: anything about HTTP. Not promised: which thread or node computes a tok
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from pdd.engine.request import Finished, SamplingParams, Tokens
 
@@ -35,7 +35,11 @@ class Tokenizer(Protocol):
     def eos_token_ids(self) -> Sequence[int]: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
-        """Ids of `text`. `add_special_tokens`: put what the model wants at the start of a text (BOS) there."""
+        """Ids of `text`. `add_special_tokens`: put what the model wants at the start of a text (BOS) there.
+
+        Must not hold Python's lock in proportion to the text, or every stream of the node waits for it. Source: with
+        tokenizers 0.23, `Tokenizer.encode` holds it throughout, `encode_batch_fast` of one text gives it up.
+        """
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The rendered prompt, the header of the answer included. Its special tokens are part of the text.
@@ -50,12 +54,8 @@ class Tokenizer(Protocol):
         """The bytes that the token stands for; the name of a special token."""
 
 
-class TokenStream(Protocol):
+class TokenStream(AsyncIterator[Tokens | Finished], Protocol):
     """The events of one request; an async generator is one."""
-
-    def __aiter__(self) -> Self: ...
-
-    async def __anext__(self) -> Tokens | Finished: ...
 
     async def aclose(self) -> None: ...
 

@@ -47,6 +47,18 @@ async def test_a_chunked_body_over_the_limit_is_413(node: Node, factor: int) -> 
     assert answer.status_code == 413
 
 
+async def test_a_client_that_writes_first_and_reads_then_sees_the_413(node: Node) -> None:
+    """Closing a connection with bytes unread would reset it, and the answer would be lost on the way."""
+    size = 3 * SETTINGS.max_body_bytes
+    head = HEAD + f"connection: close\r\ncontent-length: {size}\r\n\r\n".encode()
+    reader, writer = await node.raw(head + b"x" * (size // 2))
+    await asyncio.sleep(0.2)
+    writer.write(b"x" * (size - size // 2))
+    await writer.drain()
+    assert await status_of(reader) == 413
+    writer.close()
+
+
 async def test_a_client_that_asks_before_sending_is_told_at_once(node: Node) -> None:
     size = str(SETTINGS.max_body_bytes + 1).encode()
     reader, writer = await node.raw(HEAD + b"expect: 100-continue\r\ncontent-length: " + size + b"\r\n\r\n")
