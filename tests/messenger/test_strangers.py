@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pdd.errors import PeerLost
 from pdd.messenger import wire
 from pdd.messenger.frames import FrameStream
 from tests.messenger.rig import FAST, finish, geometry, prompt, running, until, up
@@ -96,7 +97,7 @@ async def test_local_fabric_fault_backs_off_and_names_itself() -> None:
         d = await rig.decoder([p.port])
         await until(up(d))
         d.fabric.fail_open_endpoint = True
-        d.decoder.peers.usable_links()[0].fence(__import__("pdd.errors").errors.PeerLost("for the test"))
+        d.decoder.peers.usable_links()[0].fence(PeerLost("for the test"))
         await until(lambda: "no such device" in d.decoder.peers.peers[0].last_error)
         await asyncio.sleep(0.5)
         assert d.decoder.peers.peers[0].num_failures <= 12
@@ -342,6 +343,25 @@ async def test_admitted_rogue_loses_its_link_only(kind: str) -> None:
         await until(lambda: p.prefiller.num_jobs == 0 and len(p.engine.free) == 64)
         assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
         await stream.close(1.0)
+
+
+async def test_second_link_of_one_decoder_life_replaces_the_first() -> None:
+    """The decoder lost the first connection, and nothing told the prefiller."""
+    async with running() as rig:
+        p = await rig.prefiller()
+        first, other = await _admitted(p.port, 77), await _admitted(p.port, 78)
+        p.engine.paused.clear()
+        first.send(a_request())
+        await until(lambda: p.prefiller.num_jobs == 1)
+        second = await _admitted(p.port, 77)
+        goodbye = await _answer(first)
+        assert isinstance(goodbye, wire.Goodbye)
+        assert "newer link" in goodbye.reason
+        await until(lambda: sorted(link.peer.epoch for link in p.prefiller.listener.links) == [77, 78])
+        p.engine.paused.set()
+        await until(lambda: p.prefiller.num_jobs == 0)
+        for stream in (first, second, other):
+            await stream.close(1.0)
 
 
 async def test_key_in_use_is_an_error_of_the_new_request() -> None:
