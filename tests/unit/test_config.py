@@ -234,6 +234,7 @@ def test_rules_are_checked_beside_other_mistakes_but_not_on_wrong_keys() -> None
     found = mistakes(assignments=("kv.page_size=0", "peers.listen=0.0.0.0:7700"))
     assert len(found) == 2
     assert len(mistakes(assignments=("node.role=prefil",))) == 1  # nothing is said about what role prefill would need
+    assert len(mistakes(assignments=("peers.dead_after=x", "peers.suspect_after=10s"))) == 1  # nor about a default
 
 
 def test_demo_needs_no_model_and_has_a_role() -> None:
