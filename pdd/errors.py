@@ -108,6 +108,18 @@ class Draining(PddError):
     id, http_status, openai_type, retryable = "E503", 503, "overloaded_error", True
 
 
+class NotReady(PddError):
+    """The node is still starting: no model is loaded yet."""
+
+    id, http_status, openai_type, retryable = "E505", 503, "service_unavailable", True
+
+
+class RequestCancelled(PddError):
+    """The operator or the node ended the request while its client was still waiting."""
+
+    id, http_status, openai_type, retryable = "E499", 503, "service_unavailable", True
+
+
 class RequestTimeout(PddError):
     """No progress within the deadline of the request's state."""
 
@@ -141,6 +153,18 @@ class PrefillRefused(PeerError):
     """The prefiller answered that it will not or can not finish this attempt."""
 
     id = "E514"
+
+
+class PeerProtocol(PeerError):
+    """The other end sent bytes that no peer of this protocol sends. Ends its link."""
+
+    id = "E515"
+
+
+class PeerUnauthenticated(PeerError):
+    """The two ends do not share a token. The message never contains it."""
+
+    id, retryable = "E516", False
 
 
 class FabricFailure(PeerError):

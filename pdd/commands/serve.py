@@ -49,7 +49,7 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
     from pdd.daemon.main import run
 
     try:
-        return int(run(config, origins=origins, demo=demo))
+        return int(run(config, demo=demo))
     except PddError:
         raise
     except Exception:

@@ -92,7 +92,10 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
-    heartbeat_age_seconds: float | None = None
+    heartbeat_age_seconds: float | None = None  # of the step in hand; 0 between steps
+    num_layers: int = 0
+    step_seconds: float = 0.0  # of all forward passes
+    overhead_seconds: float = 0.0  # of the engine thread between passes, idle time left out
     steps: int = 0
     preemptions: int = 0
     prompt_tokens: int = 0
@@ -155,8 +158,21 @@ class PageNeed(msgspec.Struct, frozen=True, kw_only=True):
     need: int
 
 
+class RequestTransfer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request moved: counted on a decoder, written on a prefiller."""
+
+    pages: int
+    units: int  # pages of all layers
+    writes: int | None = None  # the prefiller's; merged pages share one
+    bytes: int = 0
+    via: str | None = None
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One live request. `prompt` is filled for a single request, and only when debug.show_prompts allows it."""
+    """One request, live or lately finished.
+
+    `prompt` is filled for a single request, and only when debug.show_prompts allows it.
+    """
 
     id: str
     state: str  # a RequestState value
@@ -169,6 +185,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     pages: PageNeed | None = None
     why: str | None = None  # what it waits for
     prompt: tuple[int, ...] | None = None
+    kind: str = "generate"  # or prefill (for a decoder), attempt (its request is gone, its pages are not)
+    attempts: int = 0  # at the KV, failed ones included
+    reason: str | None = None  # of a finished one
+    queue_seconds: float | None = None  # until its pages were pinned
+    prefill_seconds: float | None = None  # decoder: asking to whole; prefiller: first chunk to last
+    exposed_seconds: float | None = None  # prefiller: of the transfer, what compute did not hide
+    hidden_ratio: float | None = None
+    first_token_seconds: float | None = None
+    transfer: RequestTransfer | None = None
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import fake_daemon
 import pytest
+
+from tests.control import fake_daemon
 
 
 @pytest.fixture

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_daemon
 import msgspec
 import pytest
 
 from pdd.control import paths, schema
 from pdd.control.client import Client
 from pdd.errors import AccessDenied, DaemonNotRunning, RefusedInState, TimedOut, VersionMismatch
+from tests.control import fake_daemon
 
 Daemon = fake_daemon.Running
 

@@ -20,15 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frames import recorded, scene_of
 
 from pdd.control.client import Client
 from pdd.tui import view
 from pdd.tui.app import Arrived, Lost, PddTop
-
-_CONTROL_TESTS = Path(__file__).parents[1] / "control"
-sys.path.insert(0, str(_CONTROL_TESTS))
-import fake_daemon  # noqa: E402
+from tests.control import fake_daemon
+from tests.tui.frames import recorded, scene_of
 
 
 def screen(app: PddTop) -> str:

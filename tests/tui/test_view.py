@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from frames import check_frame, recorded, scene_of
 
 from pdd.tui import view
 from pdd.tui.rates import History, bytes_per_second
+from tests.tui.frames import check_frame, recorded, scene_of
 
 SIZES = [(80, 24), (100, 30), (160, 48), (50, 12)]
 
