@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fake_daemon
 import pytest
 
 from pdd import cli
 from pdd.errors import UsageError
 from pdd.version import VERSION
+from tests.control import fake_daemon
 
 Pdd = Callable[..., "subprocess.CompletedProcess[str]"]
 Daemon = fake_daemon.Running

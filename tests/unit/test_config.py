@@ -273,6 +273,9 @@ raw = \'\'\'
 [fabric]\'\'\'
 inline = { a = 1,
   }
+nested = [
+[1],
+]
 "quoted key" = 1
 a.b = 2
 [kv]
@@ -281,10 +284,10 @@ page_size = 3
     found = positions(text)
     assert found["node", "role"] == (3, 3)
     assert found["node", "list"] == (8, 1)
-    assert found["node", "quoted key"] == (15, 1)
-    assert found["node", "a", "b"] == (16, 1)
-    assert found["kv",] == (17, 2)
-    assert found["kv", "page_size"] == (18, 1)
+    assert found["node", "quoted key"] == (18, 1)
+    assert found["node", "a", "b"] == (19, 1)
+    assert found["kv",] == (20, 2)
+    assert found["kv", "page_size"] == (21, 1)
     assert ("fabric",) not in found
 
 
