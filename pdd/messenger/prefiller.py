@@ -307,7 +307,8 @@ class Prefiller:
         del self._jobs[job.request_id]
         if not self._jobs:
             self._idle.set()
-        self._inbox.prefill_settled(job.request_id)  # also when the sink could not open: its pages are pinned all the same
+        if job.sink.holds_pages:  # also when no transfer could be opened
+            self._inbox.prefill_settled(job.request_id)
         ending = job.ending or Ending("cancelled", "it was written in full")
         ended = ending.message_for(job.attempt, end.ok, end.failed, end.unknown)
         view = self._views.get(job.link)
