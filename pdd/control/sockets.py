@@ -46,7 +46,8 @@ class ControlSockets:
         directory = run_dir / name
         gid = _group_id(group)
         try:
-            directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            for path in (run_dir, directory):
+                _make_directory(path)
             lock = _take_lock(directory)
         except OSError as error:
             raise LimitError(
@@ -85,6 +86,16 @@ def _group_id(group: str) -> int | None:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         raise ConfigError(f"control.group: there is no group {group}", hint=f"groupadd --system {group}") from None
+
+
+def _make_directory(path: Path) -> None:
+    """A directory that everyone may pass and only its owner may change, whatever the umask. Not one of another user."""
+    if path.is_dir():
+        if path.stat().st_uid not in (0, os.geteuid()):
+            raise LimitError(f"{path} belongs to another user", hint="Choose another with --run-dir or control.dir.")
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    os.chmod(path, 0o755)
 
 
 def _take_lock(directory: Path) -> int:

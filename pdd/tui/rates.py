@@ -33,8 +33,6 @@ class History:
         if line["type"] == "snapshot":
             if before is not None:
                 self._gap()
-            if before is not None and before["boot_id"] != changes["boot_id"]:
-                before = None
             self.status = dict(changes)
         else:
             self.status = {**(before or {}), **changes}

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fake_daemon
 import pytest
 
 from pdd import cli
 from pdd.errors import UsageError
 from pdd.version import VERSION
+from tests.control import fake_daemon
 
 Pdd = Callable[..., "subprocess.CompletedProcess[str]"]
 Daemon = fake_daemon.Running
@@ -65,12 +65,17 @@ def test_reasons_and_state_come_first_when_not_ready(pdd: Pdd, daemon: Daemon) -
     assert "it is loading" in out
 
 
-def test_watch_prints_until_the_daemon_stops(pdd: Pdd, daemon: Daemon) -> None:
-    timer = threading.Timer(1.5, daemon.stop)
-    timer.start()
-    out = clean(pdd("status", "--watch", "--json"), 0).stdout
-    timer.join()
-    assert json.loads(out.splitlines()[0])["state"] == "ready"
+def test_watch_prints_until_the_daemon_stops(daemon: Daemon) -> None:
+    command = [sys.executable, "-m", "pdd.cli", "--run-dir", str(daemon.run_dir), "status", "--watch", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["state"] == "ready"
+    daemon.source.state = "draining"
+    daemon.changed()
+    assert json.loads(process.stdout.readline())["state"] == "draining"
+    daemon.stop()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
 
 
 def test_top_without_a_terminal_is_one_picture(pdd: Pdd, daemon: Daemon) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from pdd.control import paths
 from pdd.control.sockets import ControlSockets
-from pdd.errors import AddressInUse, ConfigError
+from pdd.errors import AddressInUse, ConfigError, LimitError
 
 Spawn = Callable[[str], "subprocess.Popen[str]"]
 
@@ -23,17 +23,45 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_modes_are_right_from_the_first_moment(tmp_path: Path) -> None:
+def test_modes_are_right_from_the_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = []
+    chmod = os.chmod
+
+    def spy(path: Path, mode: int) -> None:
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            fresh.append(stat.S_IMODE(os.stat(path).st_mode))
+        chmod(path, mode)
+
+    monkeypatch.setattr(os, "chmod", spy)
     before = os.umask(0)  # a daemon started with a wide umask must not open the control socket to everyone
     try:
         sockets = ControlSockets.bind(tmp_path, "d0")
     finally:
         os.umask(before)
+    assert fresh == [0, 0]  # nobody could connect before the mode was set
     assert mode(tmp_path / "d0" / "control.sock") == 0o660
     assert mode(tmp_path / "d0" / "status.sock") == 0o666
     assert mode(tmp_path / "d0") & 0o022 == 0
     assert sorted(os.listdir(tmp_path / "d0")) == ["control.sock", "lock", "status.sock"]
     sockets.close()
+
+
+def test_a_narrow_umask_does_not_hide_the_status_socket(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        sockets = ControlSockets.bind(tmp_path / "run", "d0")
+    finally:
+        os.umask(before)
+    assert (mode(tmp_path / "run"), mode(tmp_path / "run" / "d0")) == (0o755, 0o755)
+    sockets.close()
+
+
+def test_a_directory_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    if tmp_path.stat().st_uid == 0:
+        os.chown(tmp_path, 54321, -1)
+    with pytest.raises(LimitError, match="belongs to another user"):
+        ControlSockets.bind(tmp_path, "d0")
 
 
 def test_a_second_daemon_of_the_name_is_refused_and_the_first_lives_on(tmp_path: Path) -> None:

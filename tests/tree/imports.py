@@ -18,16 +18,17 @@ LAYERS = (
     ("control", "api"),
     ("daemon",),
     ("tui",),
-    ("cli", "commands"),
+    ("cli", "commands", "__main__"),
 )
 # Parts of one layer are strangers, but for these, which are one thing in several files.
-_ONE_THING = ({*LAYERS[0]}, {"cli", "commands"})
+_ONE_THING = ({*LAYERS[0]}, {"cli", "commands", "__main__"})
 # (importer, imported part): the only modules of that part it may see.
 _NARROW = {
     ("model", "kv"): {"pdd.kv.layout"},
     ("messenger", "engine"): {"pdd.engine.request", "pdd.engine.batch"},
 }
-_TORCH_PARTS = ("pdd.model.", "pdd.engine.worker", "pdd.engine.sampler")
+# The rank process is `python -m pdd.engine.worker`, with what only it imports.
+_TORCH_PARTS = ("pdd.model.", "pdd.engine.worker", "pdd.engine.rank_runner", "pdd.engine.rank_start", "pdd.engine.sampler")
 _LIGHT = ("pdd.cli", "pdd.commands", "pdd.tui", "pdd.control.client", "pdd.control.paths")
 _TOO_HEAVY = ("torch", "starlette", "uvicorn", "httpx", "transformers")
 

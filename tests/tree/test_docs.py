@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import typer.main
-from imports import ROOT
 
 from pdd import config, units
 from pdd.commands import tree
 from pdd.commands.configure import json_schema, template
 from pdd.config_load import load
+from tests.tree.imports import ROOT
 
 MAN = ROOT / "man"
 UNIT = ROOT / "systemd" / "pdd@.service"

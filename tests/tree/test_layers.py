@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from imports import imports, modules, reachable, violations
+
+from tests.tree.imports import imports, modules, reachable, violations
 
 
 def test_the_tree_keeps_its_layers() -> None:

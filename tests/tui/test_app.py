@@ -136,7 +136,7 @@ async def test_resizes_down_to_nothing_and_back() -> None:
         for size in ((12, 2), (1, 1), (200, 60), (40, 8), (80, 24)):
             await pilot.resize_terminal(*size)
             await pilot.pause()
-        assert screen(app) == view.text(view.frame(scene_of(recorded()[:1]), 80, 24))
+            assert screen(app) == view.text(view.frame(scene_of(recorded()[:1]), *size))
 
 
 async def test_a_daemon_that_goes_and_comes_back_is_followed_by_itself(tmp_path: Path) -> None:
@@ -149,6 +149,7 @@ async def test_a_daemon_that_goes_and_comes_back_is_followed_by_itself(tmp_path:
         first.stop()
         await _until(pilot, lambda: "LOST" in screen(app))
         assert "READY" in screen(app)  # the last picture stays
+        await _until(pilot, lambda: "no daemon at" in screen(app))  # it has asked again
         source = fake_daemon.FakeSource()
         source.state = "draining"
         with fake_daemon.running(run_dir, source):

@@ -108,6 +108,7 @@ def test_a_restart_leaves_a_gap_and_no_rate_across_it() -> None:
     history = History()
     first, second = recorded()[0], recorded()[0]
     history.apply(first, 1.0)
+    first["ts_mono"], second["ts_mono"] = 100.0, 101.0
     second["docs"]["status"]["boot_id"] = "another"
     second["docs"]["status"]["transfers"] = {**second["docs"]["status"]["transfers"], "bytes": 0}
     history.apply(second, 2.0)

@@ -234,6 +234,7 @@ def test_rules_are_checked_beside_other_mistakes_but_not_on_wrong_keys() -> None
     found = mistakes(assignments=("kv.page_size=0", "peers.listen=0.0.0.0:7700"))
     assert len(found) == 2
     assert len(mistakes(assignments=("node.role=prefil",))) == 1  # nothing is said about what role prefill would need
+    assert len(mistakes(assignments=("peers.dead_after=x", "peers.suspect_after=10s"))) == 1  # nor about a default
 
 
 def test_demo_needs_no_model_and_has_a_role() -> None:
@@ -272,6 +273,9 @@ raw = \'\'\'
 [fabric]\'\'\'
 inline = { a = 1,
   }
+nested = [
+[1],
+]
 "quoted key" = 1
 a.b = 2
 [kv]
@@ -280,10 +284,10 @@ page_size = 3
     found = positions(text)
     assert found["node", "role"] == (3, 3)
     assert found["node", "list"] == (8, 1)
-    assert found["node", "quoted key"] == (15, 1)
-    assert found["node", "a", "b"] == (16, 1)
-    assert found["kv",] == (17, 2)
-    assert found["kv", "page_size"] == (18, 1)
+    assert found["node", "quoted key"] == (18, 1)
+    assert found["node", "a", "b"] == (19, 1)
+    assert found["kv",] == (20, 2)
+    assert found["kv", "page_size"] == (21, 1)
     assert ("fabric",) not in found
 
 
