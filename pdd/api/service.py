@@ -9,8 +9,8 @@ Not here: anything about HTTP. Not promised: which thread or node computes a tok
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self
 
 from pdd.engine.request import Finished, SamplingParams, Tokens
 
@@ -54,8 +54,12 @@ class Tokenizer(Protocol):
         """The bytes that the token stands for; the name of a special token."""
 
 
-class TokenStream(AsyncIterator[Tokens | Finished], Protocol):
+class TokenStream(Protocol):
     """The events of one request; an async generator is one."""
+
+    def __aiter__(self) -> Self: ...
+
+    async def __anext__(self) -> Tokens | Finished: ...
 
     async def aclose(self) -> None: ...
 
