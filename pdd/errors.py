@@ -1,7 +1,7 @@
 """Every failure that pdd reports: what happened, and what to do next.
 
-A class fixes what a failure *ends* (one request, one attempt, one peer, the daemon), its exit code, its HTTP status, and
-whether the caller may try again. Expected shortage is a value (`None`, an enum member), never an exception.
+A class fixes what a failure *ends* (one request, one attempt, one peer, the daemon), its exit code, its HTTP status,
+and whether the caller may try again. Expected shortage is a value (`None`, an enum member), never an exception.
 """
 
 from __future__ import annotations
@@ -108,6 +108,18 @@ class Draining(PddError):
     id, http_status, openai_type, retryable = "E503", 503, "overloaded_error", True
 
 
+class NotReady(PddError):
+    """The node is still starting: no model is loaded yet."""
+
+    id, http_status, openai_type, retryable = "E505", 503, "service_unavailable", True
+
+
+class RequestCancelled(PddError):
+    """The operator or the node ended the request while its client was still waiting."""
+
+    id, http_status, openai_type, retryable = "E499", 503, "service_unavailable", True
+
+
 class RequestTimeout(PddError):
     """No progress within the deadline of the request's state."""
 
@@ -175,6 +187,12 @@ class RankDied(EngineError):
 # -- command line -----------------------------------------------------------------------------------------------------
 class ControlError(PddError):
     exit_code = EXIT_NO_DAEMON
+
+
+class UsageError(ControlError):
+    """The command line itself is wrong."""
+
+    id, exit_code = "E200", EXIT_USAGE
 
 
 class DaemonNotRunning(ControlError):

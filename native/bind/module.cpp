@@ -119,7 +119,10 @@ nb::tuple event_tuple(const Event& event) {
         case EventKind::ImmOverrun:
             return nb::make_tuple(kind, event.id, event.ok);
         case EventKind::TransferDone:
-            return nb::make_tuple(kind, event.id, event.ok, event.failed, event.unknown, event.text);
+            return nb::make_tuple(kind, event.id, event.ok, event.failed, event.unknown, event.text,
+                                  event.traffic.writes, event.traffic.bytes,
+                                  static_cast<double>(event.traffic.busy_ns) * 1e-9,
+                                  static_cast<double>(event.traffic.exposed_ns) * 1e-9);
         case EventKind::EndpointFailed:
             return nb::make_tuple(kind, event.id, event.text);
         case EventKind::EndpointClosed:

@@ -22,6 +22,7 @@ class CommandQueue {
     // Any thread but the worker's. Waits while the ring is full; false after `patience`, or when closed.
     bool push(Command command, std::chrono::milliseconds patience) {
         const auto deadline = std::chrono::steady_clock::now() + patience;
+        if (closed_.load()) return false;
         while (!ring_.try_push(command)) {
             if (closed_.load() || std::chrono::steady_clock::now() > deadline) return false;
             wake();

@@ -19,6 +19,14 @@ namespace pdd {
 
 enum class EventKind : uint8_t { ImmReached = 1, ImmOverrun, TransferDone, EndpointFailed, EndpointClosed };
 
+// What one transfer cost.
+struct Traffic {
+    uint64_t writes = 0;
+    uint64_t bytes = 0;
+    uint64_t busy_ns = 0;     // time with writes queued or in flight
+    uint64_t exposed_ns = 0;  // from the last plan's last layer, when nothing is left to compute, to the end
+};
+
 struct Event {
     EventKind kind = EventKind::ImmReached;
     uint64_t id = 0;       // key, transfer or endpoint
@@ -26,6 +34,7 @@ struct Event {
     uint64_t failed = 0;   // TransferDone
     uint64_t unknown = 0;  // TransferDone
     std::string text{};    // TransferDone: error or ""; EndpointFailed: message
+    Traffic traffic{};     // TransferDone
 };
 
 class EventQueue {

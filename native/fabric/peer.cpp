@@ -4,6 +4,7 @@ namespace pdd {
 namespace {
 
 constexpr uint32_t kPollBudget = 64;  // completions of a rail before it is another peer's turn
+constexpr uint32_t kLastLook = 512;   // completions of a rail when its endpoint closes
 constexpr uint32_t kPostBudget = 32;  // writes before completions are looked at again
 
 }  // namespace
@@ -36,8 +37,8 @@ void Peer::on_error(const std::string& message) {
 }
 
 void Peer::close() {
-    // What has arrived so far still counts: it may be all that was awaited.
-    endpoint_->poll(*this, UINT32_MAX);
+    // What has arrived so far still counts: it may be all that was awaited. Bounded, because looking lands more.
+    endpoint_->poll(*this, kLastLook);
     const Status closed = endpoint_->close();
     sender_.abandon("endpoint closed");
     if (closed)

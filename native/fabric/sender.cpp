@@ -152,7 +152,7 @@ void Sender::post(Transfer& transfer, const WriteBatch& batch, Fault fault) {
     if (op != nullptr && result.outcome == PostOutcome::Posted) {
         outstanding_.push(op);
         window_.posted(batch.nbytes);
-        transfer.posted();
+        transfer.posted(batch.nbytes);
         stat_add(shared_.stats.writes);
         stat_add(shared_.stats.bytes, batch.nbytes);
         stat_add(shared_.stats.units, batch.units);
@@ -230,7 +230,8 @@ void Sender::end_if_done(Transfer& transfer) {
                          .ok = counts.ok,
                          .failed = counts.failed,
                          .unknown = counts.unknown,
-                         .text = transfer.error()});
+                         .text = transfer.error(),
+                         .traffic = transfer.traffic()});
     if (transfer.in_line) std::erase(line_, &transfer);
     stat_sub(shared_.stats.active_transfers);
     transfers_.erase(transfer.id());

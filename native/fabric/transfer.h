@@ -9,11 +9,13 @@
 //   unknown  it was posted and its fate is not known: it may have landed, or may yet land, until the peer fences
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <string>
 #include <vector>
 
+#include "fabric/events.h"
 #include "fabric/write_plan.h"
 
 namespace pdd {
@@ -37,6 +39,7 @@ class Transfer {
     uint32_t key() const { return key_; }
     const Counts& counts() const { return counts_; }
     const std::string& error() const { return error_; }
+    const Traffic& traffic() const { return traffic_; }
     bool dropping() const { return state_ == State::Dropping; }
 
     // -- work: armed (units known, not yet to be posted) -> queued -> posted -> settled
@@ -48,9 +51,13 @@ class Transfer {
     void fire(WriteCursor work, bool last_of_plan) {
         armed_units_ -= work.units_left();
         armed_plans_ -= last_of_plan ? 1 : 0;
+        add(std::move(work));
+    }
+    void add(WriteCursor work) {
+        last_added_ = Clock::now();
+        if (!busy()) busy_since_ = last_added_;
         queue_.push_back(std::move(work));
     }
-    void add(WriteCursor work) { queue_.push_back(std::move(work)); }
     // The alarms of its plans, those that have fired included.
     const std::vector<uint64_t>& alarms() const { return alarms_; }
     bool has_work() const { return !queue_.empty(); }
@@ -58,10 +65,18 @@ class Transfer {
     void pop_done_work() {
         if (queue_.front().done()) queue_.pop_front();
     }
-    void posted() { inflight_ += 1; }
+    void posted(uint64_t nbytes) {
+        inflight_ += 1;
+        traffic_.writes += 1;
+        traffic_.bytes += nbytes;
+    }
     void settle(uint64_t units, Fate fate) {
         inflight_ -= 1;
         count(units, fate);
+        if (busy()) return;
+        const auto now = Clock::now();
+        traffic_.busy_ns += ns(now - busy_since_);
+        traffic_.exposed_ns = ns(now - last_added_);
     }
     // Units that will never be posted.
     void count(uint64_t units, Fate fate) {
@@ -90,6 +105,12 @@ class Transfer {
 
   private:
     enum class State { Open, Finishing, Dropping };
+    using Clock = std::chrono::steady_clock;
+
+    bool busy() const { return inflight_ > 0 || !queue_.empty(); }
+    static uint64_t ns(Clock::duration span) {
+        return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(span).count());
+    }
 
     uint64_t id_;
     uint32_t endpoint_;
@@ -101,6 +122,9 @@ class Transfer {
     std::deque<WriteCursor> queue_;
     std::vector<uint64_t> alarms_;
     Counts counts_;
+    Traffic traffic_;
+    Clock::time_point busy_since_;
+    Clock::time_point last_added_;
     std::string error_;
 };
 

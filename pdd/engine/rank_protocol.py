@@ -1,6 +1,6 @@
 """What the daemon's executor and a rank process say to each other over one Unix stream socketpair.
 
-A frame is a little-endian u32 of the payload's length, then msgpack of one tagged Struct. File descriptors (SCM_RIGHTS) ride
+A frame is a little-endian u32 of the payload's length, then msgpack of one tagged Struct. Descriptors (SCM_RIGHTS) ride
 on the first byte of the frame they belong to. Order of a rank's life:
 
     daemon -> RankInit
@@ -89,6 +89,7 @@ class RankReady(msgspec.Struct, frozen=True, tag="ready"):
     threads: int
     load_seconds: float
     pid: int
+    attention: str = "torch"  # the decode kernel in use: "native" or "torch"
 
     @property
     def layout(self) -> KvLayout:
@@ -101,7 +102,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="done"):
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The rank cannot go on. `error_id` is the id of a class in pdd.errors ("E781" ModelError, "E750" EngineError, ...)."""
+    """The rank cannot go on. `error_id` is the id of a class in pdd.errors ("E781" ModelError, "E750" EngineError)."""
 
     error_id: str
     message: str

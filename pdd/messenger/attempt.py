@@ -56,6 +56,7 @@ class Attempt:
     link: PeerLink | None = None
     key: int | None = None
     expected_units: int = 0
+    asked: float | None = None  # when the request was sent
     abandoned: bool = False  # nobody wants the result any more: no retry, no error
     failure: Exception | None = None  # why it is given up; decides what the request is told or how it is retried
     retryable: bool = True

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pdd.engine.request import EngineEvent, EngineInbox, Finished, KvAbandoned, KvOutcome, KvReserved, KvSource
 from pdd.errors import (
@@ -43,7 +43,7 @@ from pdd.messenger.quiet import QuietLog
 from pdd.messenger.retries import Retries
 from pdd.messenger.settings import DecoderSettings
 from pdd.messenger.states import State
-from pdd.messenger.status import AttemptStatus, DecoderCounters, PeerStatus, added
+from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus, added
 
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 10
@@ -57,7 +57,7 @@ class Decoder:
     def __init__(
         self, context: LinkContext, addresses: Sequence[Address], inbox: EngineInbox, planner: Planner,
         settings: DecoderSettings, *, connect: Connect = open_tcp, backoff: Backoff = Backoff(),  # noqa: B008
-        rng: random.Random | None = None,
+        rng: random.Random | None = None, report: Callable[[AttemptDone], None] = lambda done: None,
     ) -> None:  # fmt: skip
         self.peers = PeerTable(addresses, context, self, connect=connect, backoff=backoff, rng=rng)
         self.counters = DecoderCounters()
@@ -66,6 +66,7 @@ class Decoder:
         self._inbox = inbox
         self._planner = planner
         self._settings = settings
+        self._report = report
         self._attempts: dict[int, Attempt] = {}
         self._by_key: dict[int, Attempt] = {}
         self._views: dict[PeerLink, LinkView] = {}
@@ -99,6 +100,11 @@ class Decoder:
         """Every attempt that is not settled for good, the oldest first."""
         now = self._context.clock()
         return tuple(attempt.status(now) for attempt in self._attempts.values())
+
+    @property
+    def num_open(self) -> int:
+        """Attempts that are not settled for good."""
+        return len(self._attempts)
 
     def peer_status(self) -> tuple[PeerStatus, ...]:
         return self.peers.status(self._outstanding)
@@ -173,6 +179,7 @@ class Decoder:
         self._fabric.imm_arm(key, attempt.expected_units)
         if link.send(attempt.request(self._context.node.epoch)):  # else the link has ended and took the attempt along
             attempt.state.move(AttemptState.REQUESTED, link.name)
+            attempt.asked = attempt.state.since
 
     def _cancel(self, attempt: Attempt, why: str) -> None:
         assert attempt.link is not None
@@ -226,6 +233,7 @@ class Decoder:
             retry, error = self._verdict(attempt)
             self._count(quarantined=1)
             self._inbox.kv_settled(attempt.id, KvOutcome.QUARANTINED, retry=retry, error=error)
+            self._tell(attempt, whole=False)
 
     def link_closed(self, link: PeerLink) -> None:
         for attempt in list(self._views.pop(link).attempts.values()):
@@ -350,6 +358,7 @@ class Decoder:
         if attempt.link is not None:
             self._views[attempt.link].attempts.pop(attempt.id, None)
         del self._attempts[attempt.id]
+        self._tell(attempt, whole=outcome is KvOutcome.WHOLE)
         if outcome is KvOutcome.WHOLE:
             self._count(whole=1)
             self._inbox.kv_settled(attempt.id, outcome)
@@ -357,6 +366,17 @@ class Decoder:
             self._count(released=1)
             retry, error = self._verdict(attempt)
             self._inbox.kv_settled(attempt.id, outcome, retry=retry, error=error)
+
+    def _tell(self, attempt: Attempt, *, whole: bool) -> None:
+        """Reports an attempt that is over, as far as its request is concerned."""
+        self._report(
+            AttemptDone(
+                request_id=attempt.reserved.request_id, attempt=attempt.id,
+                peer=attempt.link.name if attempt.link is not None else "", whole=whole, why=attempt.state.why,
+                reason="" if whole else _reason(attempt), asked=attempt.asked, finished=attempt.state.since,
+                units=attempt.arrived_units,
+            )
+        )  # fmt: skip
 
     def _verdict(self, attempt: Attempt) -> tuple[KvSource | None, Exception | None]:
         """What becomes of the request: tried again, prefilled here, or told an error."""
@@ -399,3 +419,19 @@ class Decoder:
 
     def _count(self, **amounts: int) -> None:
         self.counters = added(self.counters, **amounts)
+
+
+def _reason(attempt: Attempt) -> str:
+    """Why an attempt is not whole, as a metric's label."""
+    match attempt.failure:
+        case _ if attempt.abandoned:
+            return "cancelled"
+        case PeerLost():
+            return "peer_lost"
+        case RequestTimeout():
+            return "stalled"
+        case PeerProtocol():
+            return "overrun"
+        case PrefillRefused() if attempt.ended is not None and attempt.ended.reason == "refused":
+            return "refused"
+    return "failed"

@@ -8,14 +8,29 @@ only.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from pdd.messenger.ports import EventKinds, FabricPort
 
 _log = logging.getLogger(__name__)
 _BATCH = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TransferEnd:
+    """What became of a transfer's units, and what it cost."""
+
+    ok: int
+    failed: int
+    unknown: int
+    error: str = ""
+    writes: int = 0
+    bytes: int = 0
+    busy_seconds: float = 0.0
+    exposed_seconds: float = 0.0
 
 
 class ImmHandler(Protocol):
@@ -24,7 +39,7 @@ class ImmHandler(Protocol):
 
 
 class TransferHandler(Protocol):
-    def transfer_done(self, transfer: int, ok: int, failed: int, unknown: int, error: str) -> None: ...
+    def transfer_done(self, transfer: int, end: TransferEnd) -> None: ...
 
 
 class EndpointHandler(Protocol):
@@ -91,9 +106,9 @@ class FabricEvents:
         if self._imm is not None:
             self._imm.imm_overrun(key, arrived)
 
-    def _transfer_done(self, transfer: int, ok: int, failed: int, unknown: int, error: str | None) -> None:
+    def _transfer_done(self, transfer: int, *end: Any) -> None:
         if self._transfers is not None:
-            self._transfers.transfer_done(transfer, ok, failed, unknown, error or "")
+            self._transfers.transfer_done(transfer, TransferEnd(*end))
 
     def _endpoint_failed(self, endpoint: int, message: str) -> None:
         handler = self._endpoints.get(endpoint)

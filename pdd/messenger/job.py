@@ -6,6 +6,7 @@ import dataclasses
 import enum
 
 from pdd.messenger import wire
+from pdd.messenger.events import TransferEnd
 from pdd.messenger.link import PeerLink
 from pdd.messenger.sink import PushSink
 from pdd.messenger.states import State
@@ -49,6 +50,7 @@ class Job:
     """Owner: Prefiller."""
 
     request_id: str  # in this node's engine
+    client_id: str  # the request's, on the decoder
     attempt: int
     key: int
     link: PeerLink
@@ -57,7 +59,10 @@ class Job:
     num_units: int  # of all layers, when whole
     state: State[JobState]
     transfer: int | None = None
-    units: tuple[int, int, int] | None = None  # ok, failed, unknown, once every write is terminal
+    end: TransferEnd | None = None  # once every write is terminal
+    received: float = 0.0
+    started: float | None = None  # pages reserved
+    computed: float | None = None  # the last chunk's step ended
     sink_is_closed: bool = False
     is_computed: bool = False  # the sink was closed with every token armed
     engine_is_done: bool = False  # it said Finished, and so why
@@ -75,4 +80,4 @@ class Job:
         """The engine has let go of it, and every write is terminal or there was none."""
         if not (self.is_computed or self.engine_is_done):
             return False
-        return not self.sink.was_opened or (self.sink_is_closed and self.units is not None)
+        return not self.sink.was_opened or (self.sink_is_closed and self.end is not None)

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pdd.engine.request import EngineEvent, EngineInbox, Finished, FinishReason, PrefillSpec
 from pdd.errors import PeerProtocol, RequestError
 from pdd.messenger import wire
+from pdd.messenger.events import TransferEnd
 from pdd.messenger.job import TABLE, Ending, Job, JobState
 from pdd.messenger.link import LinkContext, PeerLink, Pulse
 from pdd.messenger.listener import PeerListener
@@ -30,7 +31,7 @@ from pdd.messenger.requests import Answered, Checked, Tombstones, check_request
 from pdd.messenger.settings import PrefillLimits
 from pdd.messenger.sink import Post, Pusher, PushSink
 from pdd.messenger.states import State
-from pdd.messenger.status import JobStatus, PeerStatus, PrefillerCounters, added
+from pdd.messenger.status import JobDone, JobStatus, PeerStatus, PrefillerCounters, added
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Prefiller:
 
     def __init__(
         self, context: LinkContext, sock: socket.socket, inbox: EngineInbox, planner: Planner, limits: PrefillLimits, *,
-        watch: int, post: Post, load: Callable[[], wire.Load],
+        watch: int, post: Post, load: Callable[[], wire.Load], report: Callable[[JobDone], None] = lambda done: None,
     ) -> None:  # fmt: skip
         self.listener = PeerListener(sock, context, self)
         self.counters = PrefillerCounters()
@@ -58,11 +59,12 @@ class Prefiller:
         self._planner = planner
         self._limits = limits
         self._load = load
+        self._report = report
         self._pusher = Pusher(context.fabric, watch, context.node.geometry.num_layers, post, self)
         self._views: dict[PeerLink, _LinkView] = {}
         self._jobs: dict[str, Job] = {}  # by request id in the engine
         self._by_transfer: dict[int, Job] = {}
-        self._early_ends: dict[int, tuple[int, int, int, str]] = {}  # transfers that ended before they were known here
+        self._early_ends: dict[int, TransferEnd] = {}  # transfers that ended before they were known here
         self._idle = asyncio.Event()  # no job is in hand
         self._idle.set()
         self._serial = 0
@@ -188,7 +190,8 @@ class Prefiller:
         assert link.endpoint is not None
         sink = PushSink(self._pusher, request_id, link.endpoint, request.key, make_plans)
         job = Job(
-            request_id=request_id, attempt=request.attempt, key=request.key, link=link, sink=sink,
+            request_id=request_id, client_id=request.request_id, received=context.clock(),
+            attempt=request.attempt, key=request.key, link=link, sink=sink,
             num_tokens=len(checked.tokens),
             num_units=self._planner.expected_units(ours, theirs, len(checked.tokens), request.skip_tokens),
             state=State("job", request_id, JobState.QUEUED, TABLE, clock=context.clock, recorder=context.recorder),
@@ -234,11 +237,12 @@ class Prefiller:
         job.transfer = transfer
         early = self._early_ends.pop(transfer, None)
         if early is not None:
-            self._transfer_ended(job, *early)
+            self._transfer_ended(job, early)
             return
         self._by_transfer[transfer] = job
         if job.state.value is JobState.QUEUED:
             job.state.move(JobState.PUSHING)
+            job.started = job.state.since
         else:
             self._cancel_transfer(job)
 
@@ -254,21 +258,22 @@ class Prefiller:
         job.sink_is_closed, job.is_computed = True, completed
         if completed and job.state.value is JobState.PUSHING:
             job.state.move(JobState.SENDING)
+            job.computed = job.state.since
         self._end_if_over(job)  # if not completed, Finished follows and says why
 
     # -- fabric events (TransferHandler) ------------------------------------------------------------------------------
-    def transfer_done(self, transfer: int, ok: int, failed: int, unknown: int, error: str) -> None:
+    def transfer_done(self, transfer: int, end: TransferEnd) -> None:
         job = self._by_transfer.pop(transfer, None)
         if job is None:
-            self._early_ends[transfer] = (ok, failed, unknown, error)
+            self._early_ends[transfer] = end
         else:
-            self._transfer_ended(job, ok, failed, unknown, error)
+            self._transfer_ended(job, end)
 
-    def _transfer_ended(self, job: Job, ok: int, failed: int, unknown: int, error: str) -> None:
-        job.units = (ok, failed, unknown)
-        self._count(units_ok=ok, units_failed=failed, units_unknown=unknown)
-        if failed or unknown:
-            self._stop(job, Ending("failed", f"{failed + unknown} units were not written: {error}"))
+    def _transfer_ended(self, job: Job, end: TransferEnd) -> None:
+        job.end = end
+        self._count(units_ok=end.ok, units_failed=end.failed, units_unknown=end.unknown)
+        if end.failed or end.unknown:
+            self._stop(job, Ending("failed", f"{end.failed + end.unknown} units were not written: {end.error}"))
         self._end_if_over(job)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -284,7 +289,7 @@ class Prefiller:
         self._end_if_over(job)
 
     def _cancel_transfer(self, job: Job) -> None:
-        if job.transfer is None or job.units is not None:
+        if job.transfer is None or job.end is not None:
             return
         try:
             self._context.fabric.cancel(job.transfer)
@@ -294,18 +299,18 @@ class Prefiller:
     def _end_if_over(self, job: Job) -> None:
         if job.state.value is JobState.DONE or not job.is_over:
             return
-        ok, failed, unknown = job.units or (0, 0, 0)
-        whole = job.state.value is JobState.SENDING and ok == job.num_units
+        end = job.end or TransferEnd(0, 0, 0)
+        whole = job.state.value is JobState.SENDING and end.ok == job.num_units
         if not whole and job.ending is None:
-            job.ending = Ending("failed", f"{ok} of {job.num_units} units were written")
+            job.ending = Ending("failed", f"{end.ok} of {job.num_units} units were written")
         job.state.move(JobState.DONE, "whole" if whole else job.state.why)
         del self._jobs[job.request_id]
         if not self._jobs:
             self._idle.set()
-        if job.sink.was_opened:
+        if job.sink.holds_pages:  # also when no transfer could be opened
             self._inbox.prefill_settled(job.request_id)
         ending = job.ending or Ending("cancelled", "it was written in full")
-        ended = ending.message_for(job.attempt, ok, failed, unknown)
+        ended = ending.message_for(job.attempt, end.ok, end.failed, end.unknown)
         view = self._views.get(job.link)
         if view is not None:  # else nobody is left to tell
             del view.jobs[job.attempt]
@@ -314,6 +319,14 @@ class Prefiller:
                 self._answer(job.link, ended)
         kind = "whole" if whole else "cancelled" if ending.reason == "cancelled" else "failed"
         self._count(**{kind: 1})
+        self._report(
+            JobDone(
+                request_id=job.client_id, attempt=job.attempt, peer=job.link.name, whole=whole,
+                error="" if whole else ending.message, received=job.received, started=job.started,
+                computed=job.computed, finished=self._context.clock(), num_tokens=job.num_tokens, units=end.ok,
+                writes=end.writes, bytes=end.bytes, busy_seconds=end.busy_seconds, exposed_seconds=end.exposed_seconds,
+            )
+        )  # fmt: skip
 
     def _count(self, **amounts: int) -> None:
         self.counters = added(self.counters, **amounts)

@@ -37,13 +37,14 @@ class Pusher:
 
 
 class PushSink:
-    """KvSink of one prefill. Owner: the engine thread; the main loop reads `computed_tokens` and `was_opened` only."""
+    """KvSink of one prefill. Owner: the engine thread; the main loop reads `computed_tokens`, `holds_pages`, `was_opened`."""
 
     def __init__(
         self, pusher: Pusher, request_id: str, endpoint: int, key: int,
         make_plans: Callable[[tuple[int, ...]], Sequence[PushPlan]],
     ) -> None:  # fmt: skip
         self.computed_tokens = 0  # armed so far; the running step included
+        self.holds_pages = False  # the engine has pinned source pages for it
         self.was_opened = False  # a transfer exists, and will be reported
         self._pusher = pusher
         self._request_id = request_id
@@ -55,6 +56,7 @@ class PushSink:
         self._broken = False
 
     def open(self, pages: tuple[int, ...]) -> None:
+        self.holds_pages = True
         try:
             self._plans = self._make_plans(pages)
             transfer = self._pusher.fabric.open_transfer(self._endpoint, self._key)

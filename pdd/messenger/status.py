@@ -77,6 +77,42 @@ class JobStatus:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class AttemptDone:
+    """One try at the KV of a request is over, on the decoder. Times are of the node's clock."""
+
+    request_id: str
+    attempt: int
+    peer: str  # "" when nobody was asked
+    whole: bool
+    why: str
+    reason: str  # "" when whole; else refused, failed, cancelled, stalled, peer_lost, overrun
+    asked: float | None
+    finished: float
+    units: int  # counted
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class JobDone:
+    """One prefill for a decoder is over, on the prefiller. Times are of the node's clock."""
+
+    request_id: str  # the decoder's
+    attempt: int
+    peer: str
+    whole: bool
+    error: str  # "" when whole
+    received: float
+    started: float | None  # source pages pinned
+    computed: float | None  # the last chunk's step ended
+    finished: float
+    num_tokens: int
+    units: int  # written
+    writes: int
+    bytes: int
+    busy_seconds: float  # with writes queued or in flight
+    exposed_seconds: float  # of it, after the last layer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class PrefillerCounters:
     """Monotonic."""
 

@@ -10,9 +10,8 @@ import pytest
 
 pytest.importorskip("pdd.fabric._native")
 
-from fabric_node import Node, RemoteNode, spawn
-
 from pdd.fabric import _native as native
+from tests.fabric.fabric_node import Node, RemoteNode, spawn
 
 
 @dataclass(frozen=True)

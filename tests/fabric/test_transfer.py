@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from conftest import NodeFactory, Pair, Stack, find_stack, link
-from fabric_node import PAGE
 
 from pdd.fabric import _native as native
+from tests.fabric.conftest import NodeFactory, Pair, Stack, find_stack, link
+from tests.fabric.fabric_node import PAGE
 
 
 def permuted(count: int, seed: int = 3) -> list[int]:

@@ -1,0 +1,89 @@
+"""What holds for every request of the port, around all endpoints: keys, request ids, and a last word on failures.
+
+A client's X-Request-Id is echoed and nothing else: it never names anything inside the node. While the node drains,
+every answer closes its connection, so that a client's pool does not keep one that is about to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Callable, Sequence
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pdd.api.connection import ClientGone, drop
+from pdd.api.error_response import error_response
+from pdd.errors import PddError, Unauthorized
+
+_OPEN = ("/health", "/health/")  # probes carry no key
+_PRINTABLE = re.compile(r"[\x21-\x7e]{1,128}")
+_log = logging.getLogger("pdd.api")
+
+
+class Edge:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, api_keys: Sequence[str], draining: Callable[[], bool]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._draining = draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        answer = _Answer(send, _request_id(headers), self._draining)
+        try:
+            self._check_key(scope["path"], headers)
+            await self._app(scope, receive, answer)
+        except asyncio.CancelledError:  # the server waited for it as long as it was told to; nobody waits for this task
+            _log.warning(
+                "request %s was dropped: the node went down before its client took the answer", answer.request_id
+            )
+            await drop(scope)
+        except ClientGone:
+            _log.debug("the client of %s left", answer.request_id)
+        except Exception as error:
+            if answer.begun:  # nothing true can be added; an incomplete answer is what the client must see
+                raise
+            if not isinstance(error, PddError):
+                _log.exception("request %s failed", answer.request_id)
+            await error_response(error)(scope, receive, answer)
+
+    def _check_key(self, path: str, headers: Headers) -> None:
+        if not self._digests or path == _OPEN[0] or path.startswith(_OPEN[1]):
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
+        # Every key is compared, in constant time: the time taken says nothing about any of them.
+        known = sum(hmac.compare_digest(digest, expected) for expected in self._digests)
+        if scheme.lower() != "bearer" or not known:
+            raise Unauthorized("an API key is needed: Authorization: Bearer KEY, with a key that this node knows")
+
+
+class _Answer:
+    """`send`, with the headers that every answer has."""
+
+    def __init__(self, send: Send, request_id: str, draining: Callable[[], bool]) -> None:
+        self._send = send
+        self._draining = draining
+        self.request_id = request_id
+        self.begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.begun = True
+            extra = [(b"x-request-id", self.request_id.encode("ascii"))]
+            if self._draining():
+                extra.append((b"connection", b"close"))
+            message = {**message, "headers": [*message.get("headers", []), *extra]}
+        await self._send(message)
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if _PRINTABLE.fullmatch(given) else f"req-{secrets.token_hex(12)}"
