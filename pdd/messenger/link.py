@@ -162,11 +162,14 @@ class PeerLink:
         except asyncio.CancelledError:
             self.fence(PeerLost("this node closes the link"))
             raise
+        except Exception as error:  # a bug ends this link, not the dialling of its peer
+            _log.exception("the link to %s failed", self.name)
+            self.fence(PeerProtocol(f"this node failed: {error!r}"))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._stream.close(_LINGER_SECONDS)
+            await self._stream.wait_closed()
 
     def fence(self, error: PddError) -> None:
         """Ends the link now, for `error`. Idempotent: the first cause stays."""
@@ -177,6 +180,7 @@ class PeerLink:
         self._state.move(LinkState.CLOSING, str(error))
         try:
             self._stream.send(wire.Goodbye(reason=str(error)[:4000]))
+            self._stream.close(_LINGER_SECONDS)
         except PddError:
             self._stream.abort()  # it cannot be told; the reset tells it
         self._close_endpoint()

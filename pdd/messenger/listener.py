@@ -32,12 +32,14 @@ class PeerListener:
         self._links: dict[PeerLink, asyncio.Task[None]] = {}
         self._fencing: set[PeerLink] = set()
         self._quiet = QuietLog(_log, context.clock)
+        self._closing = False
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, sock=self._sock)
 
     async def close(self, fence_seconds: float = 5.0) -> None:
         """Accepts no more, says goodbye to every decoder and waits for the fences, at most `fence_seconds`."""
+        self._closing = True
         if self._server is not None:
             self._server.close()
         tasks = list(self._links.values())
@@ -69,6 +71,9 @@ class PeerListener:
     # -- inside ---------------------------------------------------------------------------------------------------
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream = FrameStream(reader, writer)
+        if self._closing:  # it was accepted just before
+            stream.abort()
+            return
         self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
         if sum(link.state is LinkState.HANDSHAKE for link in self._links) >= _MAX_HANDSHAKES:
             line = f"{stream.peer_name} is turned away: {_MAX_HANDSHAKES} handshakes are open"

@@ -143,7 +143,7 @@ async def test_proof_of_the_acceptor_is_checked_too() -> None:
         proof = await stream.receive()
         stream.send(proof)
         seen.append(await stream.receive())
-        await stream.close(1.0)
+        stream.close(1.0)
 
     server = await asyncio.start_server(impostor, "127.0.0.1", 0)
     async with running() as rig:
@@ -168,7 +168,7 @@ async def test_other_protocol_gets_one_clear_error(protocol: int) -> None:
         assert isinstance(goodbye, wire.Goodbye)
         assert str(protocol) in goodbye.reason
         assert str(wire.PROTOCOL_VERSION) in goodbye.reason
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 # -- garbage ----------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ async def test_request_that_cannot_be_right_is_refused(changes: dict[str, Any], 
         assert (ended.reason, ended.ok_units, ended.unknown_units) == ("refused", 0, 0)
         assert word in ended.message
         assert p.prefiller.counters.jobs == 0
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 def _twice(stream: FrameStream) -> None:
@@ -342,7 +342,7 @@ async def test_admitted_rogue_loses_its_link_only(kind: str) -> None:
         p.engine.paused.set()
         await until(lambda: p.prefiller.num_jobs == 0 and len(p.engine.free) == 64)
         assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 async def test_second_link_of_one_decoder_life_replaces_the_first() -> None:
@@ -361,7 +361,7 @@ async def test_second_link_of_one_decoder_life_replaces_the_first() -> None:
         p.engine.paused.set()
         await until(lambda: p.prefiller.num_jobs == 0)
         for stream in (first, second, other):
-            await stream.close(1.0)
+            stream.close(1.0)
 
 
 async def test_late_cancel_is_answered_with_what_was_written() -> None:
@@ -376,7 +376,7 @@ async def test_late_cancel_is_answered_with_what_was_written() -> None:
             assert isinstance(ended, wire.PrefillEnded)
             assert (ended.reason, ended.ok_units, ended.unknown_units) == ("cancelled", 9, 0)
         assert p.prefiller.counters.tombstones == 0
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 async def test_key_in_use_is_an_error_of_the_new_request() -> None:
@@ -395,7 +395,7 @@ async def test_key_in_use_is_an_error_of_the_new_request() -> None:
         ended = await _answer(stream)
         assert isinstance(ended, wire.PrefillEnded)
         assert ended.attempt == 1
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 async def test_peer_that_does_not_read_is_dropped() -> None:
@@ -408,4 +408,4 @@ async def test_peer_that_does_not_read_is_dropped() -> None:
         ended = wire.PrefillEnded(attempt=1, reason="failed", message="x" * 4000)
         await until(lambda: not all(link.send(ended) for _ in range(200)))
         assert "does not read" in str(link.error)
-        await stream.close(1.0)
+        stream.close(1.0)
