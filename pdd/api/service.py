@@ -54,8 +54,10 @@ class Tokenizer(Protocol):
         """The bytes that the token stands for; the name of a special token."""
 
 
-class TokenStream(AsyncIterator[Tokens | Finished], Protocol):
+class TokenStream(Protocol):
     """The events of one request; an async generator is one."""
+
+    def __aiter__(self) -> AsyncIterator[Tokens | Finished]: ...
 
     async def aclose(self) -> None: ...
 
