@@ -1,7 +1,7 @@
 """Every failure that pdd reports: what happened, and what to do next.
 
-A class fixes what a failure *ends* (one request, one attempt, one peer, the daemon), its exit code, its HTTP status, and
-whether the caller may try again. Expected shortage is a value (`None`, an enum member), never an exception.
+A class fixes what a failure *ends* (one request, one attempt, one peer, the daemon), its exit code, its HTTP status,
+and whether the caller may try again. Expected shortage is a value (`None`, an enum member), never an exception.
 """
 
 from __future__ import annotations
@@ -155,6 +155,18 @@ class PrefillRefused(PeerError):
     id = "E514"
 
 
+class PeerProtocol(PeerError):
+    """The other end sent bytes that no peer of this protocol sends. Ends its link."""
+
+    id = "E515"
+
+
+class PeerUnauthenticated(PeerError):
+    """The two ends do not share a token. The message never contains it."""
+
+    id, retryable = "E516", False
+
+
 class FabricFailure(PeerError):
     """A libfabric call failed; the message names operation, provider and peer."""
 
@@ -175,6 +187,12 @@ class RankDied(EngineError):
 # -- command line -----------------------------------------------------------------------------------------------------
 class ControlError(PddError):
     exit_code = EXIT_NO_DAEMON
+
+
+class UsageError(ControlError):
+    """The command line itself is wrong."""
+
+    id, exit_code = "E200", EXIT_USAGE
 
 
 class DaemonNotRunning(ControlError):

@@ -1,7 +1,7 @@
 """The step plan: what one forward step runs, as plain data from the engine thread to every rank.
 
-A rank keeps, per slot, what never changes (block table so far, sampling parameters, token counts for penalties); a plan
-carries full data for new requests and differences for known ones, so a step's message does not grow with context length.
+A rank keeps, per slot, what never changes (block table so far, sampling parameters, token counts for penalties); a
+plan carries full data for new requests and differences for known ones, so a step's message does not grow with context.
 msgspec Structs: they cross a process border as msgpack.
 """
 

@@ -1,7 +1,7 @@
 """What the engine is asked to do, and the states that a request goes through.
 
-Requests are plain data. The engine thread owns every mutable field of a request's life; the rest of the daemon holds the
-frozen specs below and the ids.
+Requests are plain data. The engine thread owns every mutable field of a request's life; the rest of the daemon holds
+the frozen specs below and the ids.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class PrefillSpec:
 class KvSink(Protocol):
     """Takes the KV of one prefill-only request. Called on the engine thread; must not block.
 
-    Order: `open` once, `arm` before each step that runs a chunk of the request, `close` after the last arm.
-    The engine pins the pages until `EngineInbox.prefill_settled(request_id)`, whatever happened.
+    Order: `open` once, `arm` before each step that runs a chunk of the request, `close` after the last arm. A request
+    that ends before it has pages is closed without having been opened. The engine pins the pages from `open` on until
+    `EngineInbox.prefill_settled(request_id)`, whatever happened; only when `open` itself raises does it free them.
     """
 
     def open(self, pages: tuple[int, ...]) -> None:
@@ -92,7 +93,8 @@ class KvSink(Protocol):
         """No further arm follows. `completed=False`: the request ended early (cancel, shutdown)."""
 
 
-# -- what the engine says, in order, about one generate request -------------------------------------------------------
+# -- what the engine says, in order, about one request ----------------------------------------------------------------
+# A prefill-only request has one Finished: STOP when its whole prompt is computed. It comes before the sink is closed.
 @dataclasses.dataclass(frozen=True, slots=True)
 class TokenLogprob:
     token: int

@@ -18,7 +18,9 @@ KEY_BITS: Final[int]  # 24
 # Event kinds: the first element of each tuple that Fabric.drain returns.
 IMM_REACHED: Final[int]  # (kind, key, arrived)                    arrived == expected
 IMM_OVERRUN: Final[int]  # (kind, key, arrived)                    arrived > expected: protocol error of the peer
-TRANSFER_DONE: Final[int]  # (kind, transfer, ok, failed, unknown, error)  every write terminal; once per transfer
+TRANSFER_DONE: Final[int]  # (kind, transfer, ok, failed, unknown, error, writes, bytes, busy_seconds, exposed_seconds)
+# Every write terminal; once per transfer. busy: time with writes queued or in flight; exposed: from the last layer's
+# counter value to the end, which is what compute did not hide.
 ENDPOINT_FAILED: Final[int]  # (kind, endpoint, message)           error not tied to one transfer (CQ overrun, peer reset)
 ENDPOINT_CLOSED: Final[int]  # (kind, endpoint)                    the fence: nothing lands through it any more
 
@@ -36,7 +38,7 @@ class Counter:
     """A monotonic u64 in shared memory, one cache line. The rank bumps, the daemon's watcher reads."""
     def __init__(self, fd: int, offset: int = 0) -> None: ...
     @staticmethod
-    def create() -> tuple["Counter", int]:
+    def create() -> tuple[Counter, int]:
         """A new counter in a memfd of its own; returns it and the fd (the caller closes it)."""
     def bump(self) -> int:
         """Adds one with release order: what this thread wrote before is visible to whoever reads the new value."""

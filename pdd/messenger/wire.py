@@ -1,21 +1,35 @@
-"""The messages of a peer link, and their frames.
+"""The messages of a peer link, and how they become bytes.
 
     frame = u32 length (big endian, at most MAX_FRAME_BYTES) | msgpack map with a "type" tag
 
-A link is one TCP connection from decoder to prefiller. It goes through: Greeting both ways, Proof both ways (when a token is
-configured), Hello both ways, then anything below. Nothing about memory is said before the Proof. There is no message for
-success: the decoder counts units.
+A link is one TCP connection from decoder to prefiller. It goes through: Greeting both ways, Proof both ways (when a
+token is configured), Hello both ways, then anything below. Nothing about memory is said before the Proof. There is no
+message for success: the decoder counts units.
 
-One link owns one fabric endpoint on each side. A link that ends, for whatever reason, closes its endpoint, and a closed
-endpoint is the fence: no write of this peer lands any more.
+One link owns one fabric endpoint on each side. A link that ends, for whatever reason, closes its endpoint, and a
+closed endpoint is the fence: no write of this peer lands any more.
+
+An attempt is named by its number, which is never used twice in a decoder's life. Its key only tags writes and may be
+reused for a later attempt as soon as nothing that carries it can arrive, while the other side still tidies up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated
+
 import msgspec
+import numpy as np
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 16 << 20
+MAX_HANDSHAKE_BYTES = 256 << 10  # no stranger makes us hold more
+
+ShortText = Annotated[str, msgspec.Meta(max_length=256)]
+LongText = Annotated[str, msgspec.Meta(max_length=4096)]
+Key = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Size = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
@@ -26,86 +40,113 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
     authenticated: bool  # whether a shared token is configured; both must agree
 
 
-class Proof(msgspec.Struct, frozen=True, tag="proof"):
+class Proof(msgspec.Struct, frozen=True, tag="proof", forbid_unknown_fields=True):
     """HMAC-SHA256(token, label | own nonce | peer nonce); label tells the two directions apart."""
 
     mac: bytes
 
 
-class Geometry(msgspec.Struct, frozen=True):
+class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything that must fit between two nodes, compared field by field at the handshake."""
 
-    model: str  # fingerprint of config and weights
-    dtype: str
-    num_layers: int
-    num_kv_heads: int  # of the whole model, before sharding
-    head_dim: int
-    page_size: int
-    tp: int
-    num_pages: int  # of every rank; bounds check, need not be equal
-    vocab_size: int
+    model: ShortText  # fingerprint of config and weights
+    dtype: ShortText
+    num_layers: Size
+    num_kv_heads: Size  # of the whole model, before sharding
+    head_dim: Size
+    page_size: Size
+    tp: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    num_pages: Size  # of every rank; bounds check, need not be equal
+    vocab_size: Size
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    name: str
-    role: str
+class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
+    name: ShortText
+    role: ShortText
     epoch: int  # random u64 of this life of the node
-    provider: str
+    provider: ShortText
     geometry: Geometry
-    descriptor: bytes  # Fabric.describe: endpoint of this link and KV regions, one per rank
-    version: str  # of pdd, for the log
+    descriptor: bytes  # Fabric.describe: endpoint of this link and KV regions, one per rank; empty: refused
+    version: ShortText  # of pdd, for the log
+    dialled: ShortText = ""  # the initiator's word for the address; a newer link of the same word replaces the older
 
 
-class PrefillRequest(msgspec.Struct, frozen=True, tag="prefill"):
+class PrefillRequest(msgspec.Struct, frozen=True, tag="prefill", forbid_unknown_fields=True):
     """Compute the KV of `tokens` and write it to `pages`; every write carries `key`."""
 
-    key: int  # 24 bits, unique among the live attempts of this link
+    attempt: Count
+    key: Key  # unique among the attempts of this link that may still be written
     epoch: int  # the decoder's: a request meant for an earlier life is refused
     tokens: bytes  # u32 little endian each
-    pages: bytes  # u32 little endian each, destination pages in token order
-    skip_tokens: int
-    request_id: str  # the decoder's, for logs and `explain`
+    pages: bytes  # u32 little endian each, destination pages in token order, those of the skipped prefix included
+    skip_tokens: Count
+    request_id: ShortText  # the decoder's, for logs and `explain`
 
 
-class PrefillEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """The attempt did not complete. Sent once, when every posted write is terminal. Answers a Cancel too.
+class PrefillEnded(msgspec.Struct, frozen=True, tag="ended", forbid_unknown_fields=True):
+    """The attempt did not complete. Sent once, when every posted write is terminal. Answers each Cancel too.
 
     The decoder frees the pages when unknown == 0 and its own count equals ok_units; else it fences the link.
     """
 
-    key: int
-    reason: str  # "cancelled", "refused", "failed"
-    message: str
-    ok_units: int = 0
-    failed_units: int = 0
-    unknown_units: int = 0
+    attempt: Count
+    reason: ShortText  # "cancelled", "refused", "draining", "failed"
+    message: LongText
+    ok_units: Count = 0
+    failed_units: Count = 0
+    unknown_units: Count = 0
     retryable: bool = True
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Stop working for `key`. May overtake its request: the prefiller keeps a tombstone. Idempotent."""
+class Cancel(msgspec.Struct, frozen=True, tag="cancel", forbid_unknown_fields=True):
+    """Stop working for `attempt`. May overtake its request: the prefiller keeps a tombstone. Idempotent."""
 
-    key: int
-
-
-class Load(msgspec.Struct, frozen=True):
-    queued_tokens: int = 0
-    running: int = 0
-    free_pages: int = 0
+    attempt: Count
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    seq: int
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    queued_tokens: Count = 0
+    running: Count = 0
+    free_pages: Count = 0
+    steps: Count = 0  # forward steps in this life: a queue behind an engine that steps is not stuck
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", forbid_unknown_fields=True):
+    seq: Count
     load: Load
     draining: bool = False
-    progress: tuple[tuple[int, int], ...] = ()  # (key, tokens computed) of attempts in hand, queued ones as 0
-    echo: int = 0  # seq of the last heartbeat received, for the round-trip time
+    progress: tuple[tuple[int, int], ...] = ()  # (attempt, tokens computed) of all in hand, queued ones as 0
+    echo: Count = 0  # seq of the last heartbeat received, 0: none
+    echo_age_us: Count = 0  # how long ago that was; the round trip is what remains
 
 
-class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", forbid_unknown_fields=True):
     """The sender closes the link on purpose and says why (drain, incompatible, protocol error)."""
 
-    reason: str
+    reason: LongText
 
 
 Message = Greeting | Proof | Hello | PrefillRequest | PrefillEnded | Cancel | Heartbeat | Goodbye
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def pack_u32(numbers: Sequence[int]) -> bytes:
+    """Numbers as u32 little endian, for `tokens` and `pages`."""
+    return np.asarray(numbers, dtype="<u4").tobytes()
+
+
+def unpack_u32(data: bytes) -> tuple[int, ...]:
+    """The reverse. Raises ValueError when `data` is no whole number of u32."""
+    return tuple(np.frombuffer(data, dtype="<u4").tolist())
+
+
+def encode(message: Message) -> bytes:
+    """The payload of one frame."""
+    return _encoder.encode(message)
+
+
+def decode(payload: bytes) -> Message:
+    """The message in one frame. Raises msgspec.MsgspecError when it is none of ours."""
+    return _decoder.decode(payload)

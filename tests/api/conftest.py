@@ -119,7 +119,7 @@ def eventually() -> Eventually:
 
     async def wait(condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(15):
-            while not condition():  # noqa: ASYNC110
+            while not condition():
                 await asyncio.sleep(0.005)
 
     return wait

@@ -1,0 +1,51 @@
+# `make demo` and `make test` do all the set-up there is; `make help` lists the rest.
+VENV ?= .venv
+MODEL ?= models/smollm2-135m-instruct
+PY := $(VENV)/bin/python
+PYTEST := PDD_TEST_MODEL=$(MODEL) $(PY) -m pytest
+KEEP ?=
+SANITIZE_DIR := build
+
+.PHONY: help setup model demo test test-all lint fmt bench asan tsan native-test clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: ## the virtual environment, wheels and native build (quick the second time)
+	@tools/setup.sh $(VENV)
+
+model: setup ## the real small model, SmolLM2-135M-Instruct, as a Hugging Face folder
+	@tools/model.sh $(VENV) $(MODEL) || [ $$? -eq 3 ]
+
+demo: model ## one prefiller and two decoders answer a chat (KEEP=1 leaves them up)
+	@$(PY) tools/demo.py --model $(MODEL) $(if $(KEEP),--keep)
+
+test: model lint ## lint and the default suite
+	$(PYTEST) -q -m 'not slow'
+
+test-all: model lint ## everything, the slow tests too
+	$(PYTEST) -q
+
+lint: setup ## ruff, mypy (strict on the typed layers)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+fmt: setup ## format Python imports and C++
+	$(VENV)/bin/ruff check --fix .
+	find native -name '*.h' -o -name '*.cc' | xargs clang-format -i
+
+bench: model ## benchmarks: ratios against peers and limits, on a quiet machine
+	for b in tests/bench/bench_*.py; do echo "== $$b"; $(PY) $$b --model $(MODEL) || exit 1; done
+
+asan: setup ## C++ tests under AddressSanitizer and UBSan
+	tools/native_tests.sh $(VENV) address
+
+tsan: setup ## C++ tests under ThreadSanitizer
+	tools/native_tests.sh $(VENV) thread
+
+native-test: setup ## C++ tests
+	tools/native_tests.sh $(VENV) ""
+
+clean: ## removes what was built (not the model)
+	rm -rf build dist $(VENV)

@@ -1,0 +1,41 @@
+// The Python module pdd.model._attention: addresses in, nothing else. Lets the GIL go while it computes; never sees
+// torch.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+
+#include "attention/decode.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using pdd::attention::DecodeAttention;
+using pdd::attention::Geometry;
+
+NB_MODULE(_attention, m) {
+    m.doc() = "Decode attention over paged KV, on addresses.";
+    nb::class_<DecodeAttention>(m, "DecodeAttention")
+        .def("__init__",
+             [](DecodeAttention* self, int num_heads, int num_kv_heads, int head_dim, int page_size, int num_pages,
+                bool bf16, int threads, const std::string& instruction_set) {
+                 const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+                 const Geometry geometry{num_heads, num_kv_heads, head_dim, page_size, bf16, scale};
+                 new (self) DecodeAttention(geometry, num_pages, threads, instruction_set);
+             },
+             nb::kw_only(), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "page_size"_a, "num_pages"_a, "bf16"_a,
+             "threads"_a, "instruction_set"_a = "")
+        .def("plan",
+             [](DecodeAttention& self, uintptr_t tables, uintptr_t kv_lens, int num_rows, int width) {
+                 self.plan(reinterpret_cast<const int64_t*>(tables), reinterpret_cast<const int64_t*>(kv_lens),
+                           num_rows, width);
+             },
+             "tables"_a, "kv_lens"_a, "num_rows"_a, "width"_a)
+        .def("run",
+             [](DecodeAttention& self, uintptr_t layer, uintptr_t q, int64_t q_stride, uintptr_t out) {
+                 const nb::gil_scoped_release unlocked;
+                 self.run(reinterpret_cast<const void*>(layer), reinterpret_cast<const void*>(q), q_stride,
+                          reinterpret_cast<void*>(out));
+             },
+             "layer"_a, "q"_a, "q_stride"_a, "out"_a)
+        .def_prop_ro("instruction_set", &DecodeAttention::instruction_set);
+}

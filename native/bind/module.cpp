@@ -1,0 +1,363 @@
+// The Python module pdd.fabric._native: conversions and nothing else. Whatever may wait lets the GIL go first.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "fabric/engine.h"
+#include "memory/mapped_memory.h"
+#include "watch/counter.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace pdd {
+namespace {
+
+// What crosses into Python as FabricError.
+struct FabricError : std::runtime_error {
+    explicit FabricError(const Error& error) : std::runtime_error(error.message) {}
+};
+
+template <class T>
+T unwrap(Result<T> result) {
+    if (!result) throw FabricError(result.error());
+    return std::move(*result);
+}
+void unwrap(const Status& status) {
+    if (!status) throw FabricError(status.error());
+}
+
+// Where the Python environment keeps a libfabric of its own; asked for on every use, so that nothing is global here.
+std::vector<SearchDir> python_search_dirs() {
+    std::vector<SearchDir> dirs;
+    const nb::object found = nb::module_::import_("pdd.fabric.library").attr("search_dirs")();
+    for (const auto& [path, source] : nb::cast<std::vector<std::pair<std::string, std::string>>>(found))
+        dirs.push_back({path, source});
+    return dirs;
+}
+
+nb::dict library_dict(const std::string& path) {
+    const auto dirs = python_search_dirs();
+    auto choice = [&] {
+        const nb::gil_scoped_release unlocked;
+        return choose_library(path, dirs);
+    }();
+    const LibraryChoice chosen = unwrap(std::move(choice));
+    nb::list candidates;
+    for (const auto& candidate : chosen.candidates) {
+        nb::dict entry;
+        entry["path"] = candidate.path;
+        entry["version"] = candidate.version;
+        entry["source"] = candidate.source;
+        entry["why_not"] = candidate.why_not;
+        candidates.append(entry);
+    }
+    nb::dict out;
+    out["path"] = chosen.library->path;
+    out["version"] = chosen.library->version_text();
+    out["source"] = chosen.library->source;
+    out["candidates"] = candidates;
+    return out;
+}
+
+nb::dict caps_dict(const ProviderCaps& caps) {
+    nb::dict out;
+    out["provider"] = caps.provider;
+    out["wire"] = caps.wire;
+    out["fabric"] = caps.fabric;
+    out["domain"] = caps.domain;
+    out["address"] = caps.address;
+    out["library_version"] = caps.library_version;
+    out["library_path"] = caps.library_path;
+    out["imm_bytes"] = caps.imm_bytes;
+    out["addressing"] = caps.virtual_addressing ? "virtual" : "offset";
+    out["app_keys"] = caps.app_keys;
+    out["local_mr"] = caps.local_mr;
+    out["progress"] = caps.progress;
+    out["tx_size"] = caps.tx_size;
+    out["inject"] = caps.inject;
+    out["iov_limit"] = caps.iov_limit;
+    out["rma_iov_limit"] = caps.rma_iov_limit;
+    out["write_segments"] = caps.write_segments;
+    out["max_message"] = caps.max_message;
+    out["wait_fd"] = caps.wait_fd;
+    out["hmem"] = caps.hmem;
+    out["dmabuf"] = caps.dmabuf;
+    out["fence"] = caps.fence;
+    return out;
+}
+
+nb::dict engine_caps(const Engine& engine) {
+    nb::dict out = caps_dict(engine.caps().front());
+    nb::list nics;
+    for (const auto& caps : engine.caps()) nics.append(caps_dict(caps));
+    out["nics"] = nics;
+    return out;
+}
+
+nb::list probe_list(const std::string& library, const std::string& provider) {
+    const auto dirs = python_search_dirs();
+    auto found = [&]() -> Result<std::vector<ProviderCaps>> {
+        const nb::gil_scoped_release unlocked;
+        auto choice = choose_library(library, dirs);
+        if (!choice) return choice.error();
+        return probe(*choice, provider);
+    }();
+    nb::list out;
+    for (const auto& caps : unwrap(std::move(found))) out.append(caps_dict(caps));
+    return out;
+}
+
+nb::tuple event_tuple(const Event& event) {
+    const int kind = static_cast<int>(event.kind);
+    switch (event.kind) {
+        case EventKind::ImmReached:
+        case EventKind::ImmOverrun:
+            return nb::make_tuple(kind, event.id, event.ok);
+        case EventKind::TransferDone:
+            return nb::make_tuple(kind, event.id, event.ok, event.failed, event.unknown, event.text,
+                                  event.traffic.writes, event.traffic.bytes,
+                                  static_cast<double>(event.traffic.busy_ns) * 1e-9,
+                                  static_cast<double>(event.traffic.exposed_ns) * 1e-9);
+        case EventKind::EndpointFailed:
+            return nb::make_tuple(kind, event.id, event.text);
+        case EventKind::EndpointClosed:
+            break;
+    }
+    return nb::make_tuple(kind, event.id);
+}
+
+nb::dict stats_dict(const Engine& engine) {
+    const Stats& stats = engine.stats();
+    nb::dict out;
+    const auto put = [&](const char* name, const StatCell& cell) { out[name] = cell.load(std::memory_order_relaxed); };
+    put("writes", stats.writes);
+    put("bytes", stats.bytes);
+    put("units", stats.units);
+    put("units_received", stats.units_received);
+    put("completions", stats.completions);
+    put("errors", stats.errors);
+    put("stale_units", stats.stale_units);
+    put("merged", stats.merged);
+    put("again", stats.again);
+    put("wakeups", stats.wakeups);
+    put("active_transfers", stats.active_transfers);
+    put("inflight_writes", stats.inflight_writes);
+    put("inflight_bytes", stats.inflight_bytes);
+    put("endpoints", stats.endpoints);
+    put("regions", stats.regions);
+    out["armed_plans"] = engine.armed_plans();
+    out["keys"] = engine.keys_in_use();
+    return out;
+}
+
+using Column = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+std::shared_ptr<const WritePlan> make_plan(uint32_t src_region, uint32_t dst_region, Column src_offset,
+                                           Column dst_offset, Column nbytes, Column units, uint64_t src_layer_stride,
+                                           uint64_t dst_layer_stride, uint32_t num_layers) {
+    const size_t count = src_offset.shape(0);
+    if (dst_offset.shape(0) != count || nbytes.shape(0) != count || units.shape(0) != count)
+        throw FabricError(Error{"a write plan's arrays must have one length"});
+    std::vector<PlanEntry> entries(count);
+    for (size_t i = 0; i < count; ++i) {
+        if ((src_offset(i) | dst_offset(i) | nbytes(i) | units(i)) < 0 || units(i) > UINT32_MAX)
+            throw FabricError(Error{"entry " + std::to_string(i) + " of a write plan: out of range"});
+        entries[i] = {static_cast<uint64_t>(src_offset(i)), static_cast<uint64_t>(dst_offset(i)),
+                      static_cast<uint64_t>(nbytes(i)), static_cast<uint32_t>(units(i))};
+    }
+    return unwrap(
+        WritePlan::make({src_region, dst_region, src_layer_stride, dst_layer_stride, num_layers}, std::move(entries)));
+}
+
+// Python keeps a WritePlan, the worker another reference to the same data.
+struct PlanHandle {
+    std::shared_ptr<const WritePlan> plan;
+};
+
+struct CounterHandle {
+    std::shared_ptr<Counter> counter;
+};
+
+void bind_memory(nb::module_& m) {
+    nb::class_<CounterHandle>(m, "Counter")
+        .def(
+            "__init__",
+            [](CounterHandle* self, int fd, uint64_t offset) {
+                new (self) CounterHandle{unwrap(Counter::map(fd, offset))};
+            },
+            "fd"_a, "offset"_a = 0)
+        .def_static("create",
+                    [] {
+                        auto [counter, fd] = unwrap(Counter::create());
+                        return nb::make_tuple(CounterHandle{std::move(counter)}, fd.release());
+                    })
+        .def("bump", [](CounterHandle& self) { return self.counter->bump(); })
+        .def_prop_ro("value", [](const CounterHandle& self) { return self.counter->value(); });
+
+    nb::class_<MappedMemory>(m, "MappedMemory")
+        .def(
+            "__init__",
+            [](MappedMemory* self, int fd, size_t nbytes, bool populate) {
+                auto mapped = [&] {
+                    const nb::gil_scoped_release unlocked;
+                    return MappedMemory::map(fd, nbytes, populate);
+                }();
+                new (self) MappedMemory(unwrap(std::move(mapped)));
+            },
+            "fd"_a, "nbytes"_a, nb::kw_only(), "populate"_a = false)
+        .def_prop_ro("address", [](const MappedMemory& self) { return reinterpret_cast<uintptr_t>(self.data()); })
+        .def_prop_ro("nbytes", &MappedMemory::size)
+        .def(
+            "view",
+            [](MappedMemory& self) {
+                return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(self.data(), {self.size()}, nb::find(self));
+            },
+            nb::rv_policy::reference_internal);
+}
+
+void bind_plan(nb::module_& m) {
+    nb::class_<PlanHandle>(m, "WritePlan")
+        .def(
+            "__init__",
+            [](PlanHandle* self, uint32_t src_region, uint32_t dst_region, Column src_offset, Column dst_offset,
+               Column nbytes, Column units, uint64_t src_layer_stride, uint64_t dst_layer_stride, uint32_t num_layers) {
+                new (self) PlanHandle{make_plan(src_region, dst_region, src_offset, dst_offset, nbytes, units,
+                                                src_layer_stride, dst_layer_stride, num_layers)};
+            },
+            nb::kw_only(), "src_region"_a, "dst_region"_a, "src_offset"_a, "dst_offset"_a, "nbytes"_a, "units"_a,
+            "src_layer_stride"_a, "dst_layer_stride"_a, "num_layers"_a)
+        .def("__len__", [](const PlanHandle& self) { return self.plan->entries().size(); });
+}
+
+void bind_fabric(nb::module_& m) {
+    using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+    nb::class_<Engine>(m, "Fabric")
+        .def(nb::new_([](const std::string& provider, const std::string& library, const std::vector<std::string>& bind,
+                         uint32_t window_ops, uint64_t window_bytes, const std::string& idle,
+                         const std::vector<int>& cpus) {
+                 const EngineConfig config{provider, library, python_search_dirs(), bind, window_ops, window_bytes,
+                                           idle,     cpus};
+                 const nb::gil_scoped_release unlocked;
+                 return unwrap(Engine::open(config));
+             }),
+             nb::kw_only(), "provider"_a = "auto", "library"_a = "", "bind"_a = std::vector<std::string>{},
+             "window_ops"_a = 64, "window_bytes"_a = 8 << 20, "idle"_a = "auto", "cpus"_a = std::vector<int>{})
+        .def_prop_ro("caps", &engine_caps)
+        .def("fileno", &Engine::fileno)
+        .def(
+            "drain",
+            [](Engine& self, size_t max_events) {
+                const auto events = [&] {
+                    const nb::gil_scoped_release unlocked;
+                    return self.drain(max_events);
+                }();
+                nb::list out;
+                for (const auto& event : events) out.append(event_tuple(event));
+                return out;
+            },
+            "max_events"_a = 1024)
+        .def(
+            "close", [](Engine& self) { unwrap(self.close()); }, Unlocked())
+        .def(
+            "register",
+            [](Engine& self, uintptr_t address, uint64_t nbytes) {
+                return unwrap(self.add_region(reinterpret_cast<uint8_t*>(address), nbytes));
+            },
+            "address"_a, "nbytes"_a, Unlocked())
+        .def(
+            "unregister", [](Engine& self, uint32_t region) { unwrap(self.remove_region(region)); }, "region"_a,
+            Unlocked())
+        .def(
+            "open_endpoint", [](Engine& self) { return unwrap(self.open_endpoint()); }, Unlocked())
+        .def(
+            "describe",
+            [](Engine& self, uint32_t endpoint, const std::vector<uint32_t>& regions) {
+                auto bytes = [&] {
+                    const nb::gil_scoped_release unlocked;
+                    return self.describe(endpoint, regions);
+                }();
+                const std::string text = unwrap(std::move(bytes));
+                return nb::bytes(text.data(), text.size());
+            },
+            "endpoint"_a, "regions"_a)
+        .def(
+            "connect",
+            [](Engine& self, uint32_t endpoint, const nb::bytes& descriptor) {
+                std::string copy(descriptor.c_str(), descriptor.size());
+                const nb::gil_scoped_release unlocked;
+                unwrap(self.connect(endpoint, std::move(copy)));
+            },
+            "endpoint"_a, "descriptor"_a)
+        .def(
+            "close_endpoint", [](Engine& self, uint32_t endpoint) { unwrap(self.close_endpoint(endpoint)); },
+            "endpoint"_a, Unlocked())
+        .def(
+            "imm_allocate", [](Engine& self, uint32_t endpoint) { return unwrap(self.imm_allocate(endpoint)); },
+            "endpoint"_a)
+        .def(
+            "imm_arm", [](Engine& self, uint32_t key, uint32_t expected) { unwrap(self.imm_arm(key, expected)); },
+            "key"_a, "expected"_a, Unlocked())
+        .def(
+            "imm_arrived", [](Engine& self, uint32_t key) { return unwrap(self.imm_arrived(key)); }, "key"_a)
+        .def(
+            "imm_retire", [](Engine& self, uint32_t key) { return unwrap(self.imm_retire(key)); }, "key"_a)
+        .def(
+            "open_transfer",
+            [](Engine& self, uint32_t endpoint, uint32_t key) { return unwrap(self.open_transfer(endpoint, key)); },
+            "endpoint"_a, "key"_a, Unlocked())
+        .def(
+            "watch", [](Engine& self, const CounterHandle& counter) { return unwrap(self.watch(counter.counter)); },
+            "counter"_a)
+        .def(
+            "unwatch", [](Engine& self, uint32_t watch) { unwrap(self.unwatch(watch)); }, "watch"_a)
+        .def(
+            "arm",
+            [](Engine& self, uint64_t transfer, uint32_t watch, uint64_t first_value, const PlanHandle& plan,
+               uint32_t begin, uint32_t end) { unwrap(self.arm(transfer, watch, first_value, plan.plan, begin, end)); },
+            "transfer"_a, "watch"_a, "first_value"_a, "plan"_a, "begin"_a, "end"_a, Unlocked())
+        .def(
+            "write",
+            [](Engine& self, uint64_t transfer, uint32_t src_region, uint64_t src_offset, uint32_t dst_region,
+               uint64_t dst_offset, uint64_t nbytes, uint32_t units) {
+                const WritePlan::Geometry geometry{.src_region = src_region, .dst_region = dst_region};
+                unwrap(
+                    self.write(transfer, unwrap(WritePlan::make(geometry, {{src_offset, dst_offset, nbytes, units}}))));
+            },
+            "transfer"_a, "src_region"_a, "src_offset"_a, "dst_region"_a, "dst_offset"_a, "nbytes"_a, "units"_a,
+            Unlocked())
+        .def(
+            "finish", [](Engine& self, uint64_t transfer) { unwrap(self.finish(transfer)); }, "transfer"_a, Unlocked())
+        .def(
+            "cancel", [](Engine& self, uint64_t transfer) { unwrap(self.cancel(transfer)); }, "transfer"_a, Unlocked())
+        .def("stats", &stats_dict)
+        .def(
+            "inject_fault",
+            [](Engine& self, const std::string& kind, uint64_t after, uint64_t count) {
+                unwrap(self.inject_fault(kind, after, count));
+            },
+            "kind"_a, "after"_a, "count"_a = 1, Unlocked());
+}
+
+}  // namespace
+}  // namespace pdd
+
+NB_MODULE(_native, m) {
+    nb::exception<pdd::FabricError>(m, "FabricError", PyExc_RuntimeError);
+    m.attr("IMM_MAX_UNITS") = pdd::kImmMaxUnits;
+    m.attr("KEY_BITS") = pdd::kKeyBits;
+    m.attr("IMM_REACHED") = static_cast<int>(pdd::EventKind::ImmReached);
+    m.attr("IMM_OVERRUN") = static_cast<int>(pdd::EventKind::ImmOverrun);
+    m.attr("TRANSFER_DONE") = static_cast<int>(pdd::EventKind::TransferDone);
+    m.attr("ENDPOINT_FAILED") = static_cast<int>(pdd::EventKind::EndpointFailed);
+    m.attr("ENDPOINT_CLOSED") = static_cast<int>(pdd::EventKind::EndpointClosed);
+    m.def("library", &pdd::library_dict, "path"_a = "");
+    m.def("probe", &pdd::probe_list, "library"_a = "", "provider"_a = "auto");
+    pdd::bind_memory(m);
+    pdd::bind_plan(m);
+    pdd::bind_fabric(m);
+}

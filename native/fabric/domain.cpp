@@ -1,0 +1,109 @@
+#include "fabric/domain.h"
+
+#include <rdma/fi_errno.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <random>
+
+namespace pdd {
+namespace {
+
+// A peer keeps at most its window in flight to us, and each peer has a queue of its own.
+constexpr size_t kQueueSize = 4096;
+constexpr int kKeyAttempts = 8;
+
+uint64_t random_key() {
+    std::random_device source;
+    return static_cast<uint64_t>(source()) << 32 | source();
+}
+
+std::string locked_memory_hint() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+    return " (locked-memory limit: " + std::to_string(limit.rlim_cur >> 10) +
+           " KiB; raise it with LimitMEMLOCK=infinity or ulimit -l unlimited)";
+}
+
+}  // namespace
+
+Domain::Domain(std::shared_ptr<const Library> library, NicOffer offer)
+    : library_(std::move(library)), info_(std::move(offer.info)), caps_(std::move(offer.caps)) {}
+
+Error Domain::error(const std::string& operation, int code) const {
+    const std::string nic = caps_.address.empty() ? caps_.domain : caps_.address;
+    return Error{operation + " (provider " + caps_.provider + ", NIC " + nic + "): " + library_->error_text(code),
+                 code < 0 ? -code : code};
+}
+
+Result<std::unique_ptr<Domain>> Domain::open(std::shared_ptr<const Library> library, NicOffer offer) {
+    std::unique_ptr<Domain> domain(new Domain(std::move(library), std::move(offer)));
+    int rc = domain->library_->fabric(domain->info_->fabric_attr, domain->fabric_.out(), nullptr);
+    if (rc != 0) return domain->error("fi_fabric", rc);
+    rc = ::fi_domain(domain->fabric_.get(), domain->info_.get(), domain->domain_.out(), nullptr);
+    if (rc != 0) return domain->error("fi_domain", rc);
+
+    // Flags and types say too much: a NIC counts only once an endpoint of it opens, and only the queue knows whether it
+    // can be waited for.
+    auto rail = domain->open_rail();
+    if (!rail) return rail.error();
+    domain->caps_.wait_fd = rail->wait_fd >= 0;
+    return domain;
+}
+
+Result<Fid<fid_mr>> Domain::register_memory(void* address, size_t nbytes, Access access) {
+    uint64_t flags = 0;
+    if (access != Access::Remote) flags |= FI_WRITE;
+    if (access != Access::Local) flags |= FI_REMOTE_WRITE;
+    int rc = 0;
+    for (int attempt = 0; attempt < kKeyAttempts; ++attempt) {
+        Fid<fid_mr> mr;
+        const uint64_t key = caps_.app_keys ? random_key() : 0;
+        rc = ::fi_mr_reg(domain_.get(), address, nbytes, flags, 0, key, 0, mr.out(), nullptr);
+        if (rc == 0) return mr;
+        if (rc != -FI_ENOKEY) break;  // ENOKEY: this key is taken
+    }
+    Error error = this->error("fi_mr_reg of " + std::to_string(nbytes) + " bytes", rc);
+    if (rc == -FI_ENOMEM || rc == -FI_EPERM) error.message += locked_memory_hint();
+    return error;
+}
+
+Result<Rail> Domain::open_rail() {
+    Rail rail;
+    fi_av_attr av_attr{};
+    av_attr.type = FI_AV_TABLE;
+    int rc = ::fi_av_open(domain_.get(), &av_attr, rail.av.out(), nullptr);
+    if (rc != 0) return error("fi_av_open", rc);
+
+    fi_cq_attr cq_attr{};
+    cq_attr.format = FI_CQ_FORMAT_DATA;
+    cq_attr.size = std::max(kQueueSize, info_->tx_attr->size);
+    cq_attr.wait_obj = FI_WAIT_FD;
+    rc = ::fi_cq_open(domain_.get(), &cq_attr, rail.cq.out(), nullptr);
+    if (rc == 0 && ::fi_control(&rail.cq->fid, FI_GETWAIT, &rail.wait_fd) != 0) rail.wait_fd = -1;
+    if (rc != 0) {  // shm has nothing to wait for
+        cq_attr.wait_obj = FI_WAIT_NONE;
+        rc = ::fi_cq_open(domain_.get(), &cq_attr, rail.cq.out(), nullptr);
+    }
+    if (rc != 0) return error("fi_cq_open", rc);
+
+    rc = ::fi_endpoint(domain_.get(), info_.get(), rail.ep.out(), nullptr);
+    if (rc != 0) return error("fi_endpoint", rc);
+    rc = ::fi_ep_bind(rail.ep.get(), &rail.av->fid, 0);
+    if (rc != 0) return error("fi_ep_bind of the address vector", rc);
+    rc = ::fi_ep_bind(rail.ep.get(), &rail.cq->fid, FI_TRANSMIT | FI_RECV);
+    if (rc != 0) return error("fi_ep_bind of the completion queue", rc);
+    rc = ::fi_enable(rail.ep.get());
+    if (rc != 0) return error("fi_enable", rc);
+
+    size_t length = 0;
+    rc = ::fi_getname(&rail.ep->fid, nullptr, &length);
+    if (rc != -FI_ETOOSMALL && rc != 0) return error("fi_getname", rc);
+    rail.address.resize(length);
+    rc = ::fi_getname(&rail.ep->fid, rail.address.data(), &length);
+    if (rc != 0) return error("fi_getname", rc);
+    rail.address.resize(length);
+    return rail;
+}
+
+}  // namespace pdd

@@ -1,0 +1,70 @@
+// Choosing and opening NICs; declared in engine.h.
+#include <rdma/fi_errno.h>
+
+#include <algorithm>
+
+#include "fabric/engine.h"
+
+namespace pdd {
+namespace {
+
+Result<Domains> open_all(const std::shared_ptr<const Library>& library, const std::string& provider,
+                         const std::vector<std::string>& bind) {
+    Domains domains;
+    for (const auto& one : bind.empty() ? std::vector<std::string>{""} : bind) {
+        auto offers = find_nics(library, provider, one);
+        if (!offers) return offers.error();
+        auto domain = Domain::open(library, std::move(offers->front()));
+        if (!domain) return domain.error();
+        domains.push_back(std::move(*domain));
+    }
+    return domains;
+}
+
+}  // namespace
+
+Result<Domains> open_domains(const std::shared_ptr<const Library>& library, const std::string& provider,
+                             const std::vector<std::string>& bind) {
+    auto order = provider_order(*library, provider);
+    if (!order) return order.error();
+    std::string tried;
+    for (const auto& name : *order) {
+        auto domains = open_all(library, name, bind);
+        if (domains) return domains;
+        tried += "\n  " + domains.error().message;
+    }
+    return Error{"no usable provider for '" + provider + "' in libfabric " + library->version_text() + " (" +
+                     library->path + "); tried:" + tried,
+                 FI_ENODATA};
+}
+
+Result<std::vector<ProviderCaps>> probe(const LibraryChoice& choice, const std::string& provider) {
+    auto order = provider_order(*choice.library, provider);
+    if (!order) return order.error();
+    std::vector<ProviderCaps> usable;
+    std::string tried;
+    for (const auto& name : *order) {
+        auto offers = find_nics(choice.library, name, "");
+        if (!offers) {
+            tried += "\n  " + offers.error().message;
+            continue;
+        }
+        for (auto& offer : *offers) {
+            // A provider may list one NIC once per variant (address formats, GPU memory): the first is the best.
+            const bool known = std::any_of(usable.begin(), usable.end(), [&](const ProviderCaps& caps) {
+                return caps.provider == offer.caps.provider && caps.domain == offer.caps.domain &&
+                       caps.address == offer.caps.address;
+            });
+            if (known) continue;
+            auto domain = Domain::open(choice.library, std::move(offer));
+            if (domain)
+                usable.push_back((*domain)->caps());
+            else
+                tried += "\n  " + domain.error().message;
+        }
+    }
+    if (usable.empty()) return Error{"no usable provider for '" + provider + "'; tried:" + tried, FI_ENODATA};
+    return usable;
+}
+
+}  // namespace pdd

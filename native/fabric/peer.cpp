@@ -1,0 +1,50 @@
+#include "fabric/peer.h"
+
+namespace pdd {
+namespace {
+
+constexpr uint32_t kPollBudget = 64;  // completions of a rail before it is another peer's turn
+constexpr uint32_t kLastLook = 512;   // completions of a rail when its endpoint closes
+constexpr uint32_t kPostBudget = 32;  // writes before completions are looked at again
+
+}  // namespace
+
+bool imm_event(uint32_t key, ImmTable::Arrival arrival, Event& event) {
+    if (arrival.outcome != ImmTable::Outcome::Reached && arrival.outcome != ImmTable::Outcome::Overrun) return false;
+    const bool reached = arrival.outcome == ImmTable::Outcome::Reached;
+    event = {.kind = reached ? EventKind::ImmReached : EventKind::ImmOverrun, .id = key, .ok = arrival.arrived};
+    return true;
+}
+
+uint32_t Peer::turn() {
+    const uint32_t completions = endpoint_->poll(*this, kPollBudget);
+    return completions + sender_.pump(kPostBudget);
+}
+
+void Peer::on_immediate(uint32_t imm) {
+    const auto arrival = imms_.add(id_, imm);
+    const bool stale = arrival.outcome == ImmTable::Outcome::Stale;
+    stat_add(stale ? shared_.stats.stale_units : shared_.stats.units_received, imm_units(imm));
+    Event event;
+    if (imm_event(imm_key(imm), arrival, event)) shared_.events.push(std::move(event));
+}
+
+void Peer::on_error(const std::string& message) {
+    stat_add(shared_.stats.errors);
+    if (error_told_) return;  // a broken connection may yield one per half received write
+    error_told_ = true;
+    shared_.events.push({.kind = EventKind::EndpointFailed, .id = id_, .text = endpoint_->name() + ": " + message});
+}
+
+void Peer::close() {
+    // What has arrived so far still counts: it may be all that was awaited. Bounded, because looking lands more.
+    endpoint_->poll(*this, kLastLook);
+    const Status closed = endpoint_->close();
+    sender_.abandon("endpoint closed");
+    if (closed)
+        shared_.events.push({.kind = EventKind::EndpointClosed, .id = id_});
+    else
+        shared_.events.push({.kind = EventKind::EndpointFailed, .id = id_, .text = closed.error().message});
+}
+
+}  // namespace pdd

@@ -1,0 +1,48 @@
+// Peer: one endpoint with its sender; turns completions into counts and events. Owner: the worker's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "fabric/endpoint.h"
+#include "fabric/imm_table.h"
+#include "fabric/sender.h"
+
+namespace pdd {
+
+class Peer final : public Endpoint::Sink {
+  public:
+    Peer(uint32_t id, std::unique_ptr<Endpoint> endpoint, Window window, SenderContext shared, ImmTable& imms)
+        : id_(id),
+          endpoint_(std::move(endpoint)),
+          sender_(id, *endpoint_, window, shared),
+          shared_(shared),
+          imms_(imms) {}
+
+    Endpoint& endpoint() { return *endpoint_; }
+    Sender& sender() { return sender_; }
+
+    // One turn: reads completions, posts what the window admits. Returns how much happened.
+    uint32_t turn();
+    // The fence. Tells TRANSFER_DONE for each open transfer, then ENDPOINT_CLOSED (or ENDPOINT_FAILED when the fence
+    // does not stand).
+    void close();
+
+    void on_write(Op* op, int error) override { sender_.complete(op, error); }
+    void on_immediate(uint32_t imm) override;
+    void on_error(const std::string& message) override;
+
+  private:
+    uint32_t id_;
+    std::unique_ptr<Endpoint> endpoint_;
+    Sender sender_;
+    SenderContext shared_;
+    ImmTable& imms_;
+    bool error_told_ = false;
+};
+
+// The event that an arrival, or arming, calls for; EventKind is meaningless when nothing is to be told.
+bool imm_event(uint32_t key, ImmTable::Arrival arrival, Event& event);
+
+}  // namespace pdd

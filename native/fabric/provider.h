@@ -1,0 +1,34 @@
+// Finding NICs: which providers to ask in which order, which to refuse, and what each fi_info is worth.
+//
+// Order: efa, verbs, native tcp (2.x "tcp", 1.17 "net"), 1.17's tcp;ofi_rxm. shm only by name. Refused always: sockets
+// (starves its own thread), udp (unreliable completion), lnx (no RMA), and tcp;ofi_rxm from 2.0 on, whose survivor of a
+// killed peer crashes.
+#pragma once
+
+#include <rdma/fabric.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fabric/caps.h"
+#include "fabric/loader.h"
+#include "util/result.h"
+
+namespace pdd {
+
+// One NIC as one provider offers it. `info` lives in a list that all offers of one query share.
+struct NicOffer {
+    std::shared_ptr<fi_info> info;
+    ProviderCaps caps;
+};
+
+// The provider names to try for `wanted` (a name, or "auto"), best first.
+Result<std::vector<std::string>> provider_order(const Library& library, const std::string& wanted);
+
+// All NICs that `provider` offers at `bind`: a numeric local address, a domain name, or "" for any, best first. Never
+// empty.
+Result<std::vector<NicOffer>> find_nics(const std::shared_ptr<const Library>& library, const std::string& provider,
+                                        const std::string& bind);
+
+}  // namespace pdd

@@ -1,0 +1,42 @@
+#include "fabric/region.h"
+
+#include <rdma/fi_errno.h>
+
+#include <string>
+
+namespace pdd {
+
+Result<uint32_t> RegionTable::add(uint8_t* base, uint64_t length) {
+    if (base == nullptr || length == 0 || reinterpret_cast<uintptr_t>(base) + length < length)
+        return Error{"register: " + std::to_string(length) + " bytes at " +
+                         std::to_string(reinterpret_cast<uintptr_t>(base)) + " is no memory",
+                     FI_EINVAL};
+    LocalRegion region{base, length, {}};
+    for (const auto& domain : domains_) {
+        const auto access = domain->caps().app_keys ? Domain::Access::Local : Domain::Access::Both;
+        auto mr = domain->register_memory(base, length, access);
+        if (!mr) return mr.error();
+        region.keys.push_back(std::move(*mr));
+    }
+    regions_.emplace(next_id_, std::move(region));
+    return next_id_++;
+}
+
+Status RegionTable::remove(uint32_t id) {
+    const auto found = regions_.find(id);
+    if (found == regions_.end()) return Error{"unregister: no region " + std::to_string(id), FI_EINVAL};
+    Status status;
+    for (size_t nic = 0; nic < found->second.keys.size(); ++nic) {
+        const int rc = found->second.keys[nic].close();
+        if (rc != 0 && status) status = domains_[nic]->error("closing region " + std::to_string(id), rc);
+    }
+    regions_.erase(found);
+    return status;
+}
+
+const LocalRegion* RegionTable::find(uint32_t id) const {
+    const auto found = regions_.find(id);
+    return found != regions_.end() ? &found->second : nullptr;
+}
+
+}  // namespace pdd

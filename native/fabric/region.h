@@ -1,0 +1,45 @@
+// RegionTable: local memory that is registered on every NIC. Owner: the worker's thread.
+//
+// A region is a source of writes everywhere. What peers may write to is exposed per endpoint where we choose the keys
+// (tcp: registering costs nothing), so that a key dies with its endpoint; hardware registers once, for both.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "fabric/domain.h"
+#include "fabric/fid.h"
+#include "util/result.h"
+
+namespace pdd {
+
+using Domains = std::vector<std::unique_ptr<Domain>>;
+
+struct LocalRegion {
+    uint8_t* base = nullptr;
+    uint64_t length = 0;
+    std::vector<Fid<fid_mr>> keys;  // one per NIC
+
+    bool holds(uint64_t offset, uint64_t nbytes) const { return offset <= length && nbytes <= length - offset; }
+};
+
+class RegionTable {
+  public:
+    explicit RegionTable(const Domains& domains) : domains_(domains) {}
+
+    // The new id; ids count up from 0 and are never given twice.
+    Result<uint32_t> add(uint8_t* base, uint64_t length);
+    Status remove(uint32_t id);
+    const LocalRegion* find(uint32_t id) const;
+    size_t size() const { return regions_.size(); }
+
+  private:
+    const Domains& domains_;
+    std::unordered_map<uint32_t, LocalRegion> regions_;
+    uint32_t next_id_ = 0;
+};
+
+}  // namespace pdd

@@ -1,0 +1,131 @@
+// Transfer: all writes of one attempt, and what became of each unit. Owner: the worker's thread.
+//
+//   Open -> (finish) -> Finishing -> Done          every armed plan fired, every write terminal
+//     `-> (cancel, or a write failed) -> Dropping -> Done     nothing more is posted; what was posted is awaited
+//
+// Every unit that was armed or written ends in exactly one of:
+//   ok       its write completed here (which is not a proof that it landed: only the peer's count is)
+//   failed   it was never posted, or the target certainly refused it: it did not land and will not
+//   unknown  it was posted and its fate is not known: it may have landed, or may yet land, until the peer fences
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "fabric/events.h"
+#include "fabric/write_plan.h"
+
+namespace pdd {
+
+enum class Fate { Ok, Failed, Unknown };
+
+class Transfer {
+  public:
+    struct Counts {
+        uint64_t ok = 0;
+        uint64_t failed = 0;
+        uint64_t unknown = 0;
+    };
+
+    Transfer(uint64_t id, uint32_t endpoint, uint32_t key) : id_(id), endpoint_(endpoint), key_(key) {}
+    Transfer(const Transfer&) = delete;
+    Transfer& operator=(const Transfer&) = delete;
+
+    uint64_t id() const { return id_; }
+    uint32_t endpoint() const { return endpoint_; }
+    uint32_t key() const { return key_; }
+    const Counts& counts() const { return counts_; }
+    const std::string& error() const { return error_; }
+    const Traffic& traffic() const { return traffic_; }
+    bool dropping() const { return state_ == State::Dropping; }
+
+    // -- work: armed (units known, not yet to be posted) -> queued -> posted -> settled
+    void arm(uint64_t units, uint64_t alarm) {
+        armed_plans_ += 1;
+        armed_units_ += units;
+        alarms_.push_back(alarm);
+    }
+    void fire(WriteCursor work, bool last_of_plan) {
+        armed_units_ -= work.units_left();
+        armed_plans_ -= last_of_plan ? 1 : 0;
+        add(std::move(work));
+    }
+    void add(WriteCursor work) {
+        last_added_ = Clock::now();
+        if (!busy()) busy_since_ = last_added_;
+        queue_.push_back(std::move(work));
+    }
+    // The alarms of its plans, those that have fired included.
+    const std::vector<uint64_t>& alarms() const { return alarms_; }
+    bool has_work() const { return !queue_.empty(); }
+    WriteCursor& work() { return queue_.front(); }
+    void pop_done_work() {
+        if (queue_.front().done()) queue_.pop_front();
+    }
+    void posted(uint64_t nbytes) {
+        inflight_ += 1;
+        traffic_.writes += 1;
+        traffic_.bytes += nbytes;
+    }
+    void settle(uint64_t units, Fate fate) {
+        inflight_ -= 1;
+        count(units, fate);
+        if (busy()) return;
+        const auto now = Clock::now();
+        traffic_.busy_ns += ns(now - busy_since_);
+        traffic_.exposed_ns = ns(now - last_added_);
+    }
+    // Units that will never be posted.
+    void count(uint64_t units, Fate fate) {
+        (fate == Fate::Ok ? counts_.ok : fate == Fate::Failed ? counts_.failed : counts_.unknown) += units;
+    }
+
+    // -- ends
+    void finish() {
+        if (state_ == State::Open) state_ = State::Finishing;
+    }
+    // Nothing more is posted; what was queued or armed counts as failed. The first reason stays.
+    void drop(const std::string& reason) {
+        if (error_.empty()) error_ = reason;
+        if (dropping()) return;
+        state_ = State::Dropping;
+        for (const auto& work : queue_) count(work.units_left(), Fate::Failed);
+        queue_.clear();
+        count(armed_units_, Fate::Failed);
+        armed_units_ = 0;
+        armed_plans_ = 0;
+    }
+    bool done() const { return inflight_ == 0 && queue_.empty() && armed_plans_ == 0 && state_ != State::Open; }
+
+    int64_t deficit = 0;   // of the fair queue
+    bool in_line = false;  // of the fair queue
+
+  private:
+    enum class State { Open, Finishing, Dropping };
+    using Clock = std::chrono::steady_clock;
+
+    bool busy() const { return inflight_ > 0 || !queue_.empty(); }
+    static uint64_t ns(Clock::duration span) {
+        return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(span).count());
+    }
+
+    uint64_t id_;
+    uint32_t endpoint_;
+    uint32_t key_;
+    State state_ = State::Open;
+    uint32_t inflight_ = 0;
+    uint32_t armed_plans_ = 0;
+    uint64_t armed_units_ = 0;
+    std::deque<WriteCursor> queue_;
+    std::vector<uint64_t> alarms_;
+    Counts counts_;
+    Traffic traffic_;
+    Clock::time_point busy_since_;
+    Clock::time_point last_added_;
+    std::string error_;
+};
+
+}  // namespace pdd

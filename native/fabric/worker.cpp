@@ -1,0 +1,213 @@
+#include "fabric/worker.h"
+
+#include <pthread.h>
+#include <rdma/fi_errno.h>
+#include <sched.h>
+
+#include <algorithm>
+
+#include "util/pause.h"
+
+namespace pdd {
+namespace {
+
+constexpr int kCommandBatch = 64;
+// Blocking is ended by descriptors; these bound what a provider that forgets to signal can cost.
+constexpr int kBusyTimeoutMs = 10;   // writes or work outstanding
+constexpr int kRetryTimeoutMs = 1;   // the provider said "try again"
+
+}  // namespace
+
+void pin_thread(const std::vector<int>& cpus) {
+    if (cpus.empty()) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int cpu : cpus)
+        if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+    ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);
+}
+
+Worker::Worker(WorkerConfig config, Domains domains, CommandQueue& commands, LayerWatcher& watcher, ImmTable& imms,
+               EventQueue& events, Stats& stats)
+    : config_(std::move(config)),
+      commands_(commands),
+      watcher_(watcher),
+      imms_(imms),
+      events_(events),
+      stats_(stats),
+      domains_(std::move(domains)),
+      regions_(domains_),
+      sleeper_(domains_, commands) {}
+
+void Worker::run() {
+    while (!commands_.closed()) {
+        bool worked = take_commands();
+        for (auto& [id, peer] : peers_) worked |= peer->turn() > 0;
+        forget_alarms();
+        if (worked)
+            config_.idle.worked();
+        else
+            idle();
+    }
+    close_all();
+}
+
+bool Worker::take_commands() {
+    Command command;
+    int taken = 0;
+    while (taken < kCommandBatch && commands_.try_pop(command)) {
+        std::visit([this](auto& c) { execute(c); }, command);
+        ++taken;
+    }
+    return taken > 0;
+}
+
+void Worker::idle() {
+    switch (config_.idle.nothing()) {
+        case IdlePolicy::Step::Spin:
+            cpu_pause();
+            return;
+        case IdlePolicy::Step::Yield:
+            ::sched_yield();
+            return;
+        case IdlePolicy::Step::Block:
+            break;
+    }
+    int timeout = peers_.empty() ? -1 : domains_[0]->caps().max_sleep_ms;
+    for (auto& [id, peer] : peers_) {
+        if (peer->sender().blocked())
+            timeout = kRetryTimeoutMs;
+        else if (!peer->sender().idle())
+            timeout = std::min(timeout, kBusyTimeoutMs);
+    }
+    sleeper_.sleep(timeout);
+    stat_add(stats_.wakeups);
+}
+
+void Worker::close_all() {
+    Command command;
+    while (commands_.try_pop(command)) std::visit([this](auto& c) { execute(c); }, command);
+    while (!peers_.empty()) {
+        command::CloseEndpoint close{peers_.begin()->first};
+        execute(close);
+    }
+    forget_alarms();
+}
+
+Peer* Worker::find(uint32_t endpoint) {
+    const auto found = peers_.find(endpoint);
+    return found != peers_.end() ? found->second.get() : nullptr;
+}
+
+// Null when the transfer has ended, which its owner may not have heard yet: then there is nothing to do.
+Sender* Worker::sender_of(uint64_t transfer, Transfer*& found) {
+    Peer* peer = find(transfer_endpoint(transfer));
+    found = peer != nullptr ? peer->sender().find(transfer) : nullptr;
+    return found != nullptr ? &peer->sender() : nullptr;
+}
+
+// -- synchronous ------------------------------------------------------------------------------------------------------
+Status Worker::open_endpoint(uint32_t id) {
+    auto endpoint = Endpoint::open(id, domains_, regions_);
+    if (!endpoint) return endpoint.error();
+    sleeper_.add(**endpoint);
+    peers_.emplace(id,
+                   std::make_unique<Peer>(id, std::move(*endpoint), Window(config_.window_ops, config_.window_bytes),
+                                          SenderContext{ops_, faults_, events_, stats_, dropped_alarms_}, imms_));
+    stat_add(stats_.endpoints);
+    return {};
+}
+
+Result<std::string> Worker::describe(uint32_t endpoint, const std::vector<uint32_t>& regions) {
+    Peer* peer = find(endpoint);
+    if (peer == nullptr) return Error{"describe: endpoint " + std::to_string(endpoint) + " is not open", FI_EINVAL};
+    return peer->endpoint().describe(regions);
+}
+
+Status Worker::connect(uint32_t endpoint, const std::string& descriptor) {
+    Peer* peer = find(endpoint);
+    if (peer == nullptr) return Error{"connect: endpoint " + std::to_string(endpoint) + " is not open", FI_EINVAL};
+    return peer->endpoint().connect({reinterpret_cast<const uint8_t*>(descriptor.data()), descriptor.size()});
+}
+
+Result<uint32_t> Worker::add_region(uint8_t* base, uint64_t length) {
+    auto id = regions_.add(base, length);
+    if (id) stat_add(stats_.regions);
+    return id;
+}
+
+Status Worker::remove_region(uint32_t id) {
+    for (auto& [endpoint, peer] : peers_) peer->endpoint().unexpose(id);
+    const bool known = regions_.find(id) != nullptr;
+    Status removed = regions_.remove(id);
+    if (known) stat_sub(stats_.regions);
+    return removed;
+}
+
+// -- transfers --------------------------------------------------------------------------------------------------------
+void Worker::execute(command::OpenTransfer& c) {
+    if (Peer* peer = find(transfer_endpoint(c.transfer))) {
+        peer->sender().open(c.transfer, c.key);
+        return;
+    }
+    events_.push({.kind = EventKind::TransferDone,
+                  .id = c.transfer,
+                  .text = "endpoint " + std::to_string(transfer_endpoint(c.transfer)) + " is closed"});
+}
+
+void Worker::execute(command::Arm& c) {
+    Transfer* transfer = nullptr;
+    Sender* sender = sender_of(c.transfer, transfer);
+    if (sender == nullptr || c.begin == c.end) return;
+    const uint64_t alarm = next_alarm_++;
+    if (!sender->arm(*transfer, *c.plan, c.begin, c.end, alarm)) return;
+    const uint32_t num_layers = c.plan->geometry().num_layers;
+    armed_.emplace(alarm, ArmedPlan{c.transfer, std::move(c.plan), c.begin, c.end});
+    watcher_.set({alarm, std::move(c.counter), c.first_value, num_layers});
+}
+
+void Worker::execute(command::Fire& c) {
+    const auto found = armed_.find(c.alarm);
+    if (found == armed_.end()) return;  // cancelled while it fired
+    const ArmedPlan& armed = found->second;
+    const bool last = c.to == armed.plan->geometry().num_layers;
+    Transfer* transfer = nullptr;
+    if (Sender* sender = sender_of(armed.transfer, transfer)) {
+        for (uint32_t layer = c.from; layer < c.to; ++layer)
+            sender->fire(*transfer, WriteCursor(armed.plan, layer, armed.begin, armed.end), last && layer + 1 == c.to);
+    }
+    if (last) armed_.erase(found);
+}
+
+void Worker::execute(command::Write& c) {
+    Transfer* transfer = nullptr;
+    Sender* sender = sender_of(c.transfer, transfer);
+    if (sender != nullptr) sender->write(*transfer, c.plan);
+}
+
+void Worker::execute(command::Finish& c) {
+    Transfer* transfer = nullptr;
+    if (Sender* sender = sender_of(c.transfer, transfer)) sender->finish(*transfer);
+}
+
+void Worker::execute(command::Cancel& c) {
+    Transfer* transfer = nullptr;
+    if (Sender* sender = sender_of(c.transfer, transfer)) sender->drop(*transfer, "cancelled");
+}
+
+void Worker::execute(command::CloseEndpoint& c) {
+    const auto found = peers_.find(c.endpoint);
+    if (found == peers_.end()) return;
+    sleeper_.remove(found->second->endpoint());
+    stat_sub(stats_.endpoints);
+    found->second->close();
+    peers_.erase(found);
+}
+
+void Worker::forget_alarms() {
+    if (dropped_alarms_.empty()) return;
+    std::erase_if(dropped_alarms_, [this](uint64_t alarm) { return armed_.erase(alarm) == 0; });
+    watcher_.clear(std::exchange(dropped_alarms_, {}));
+}
+
+}  // namespace pdd

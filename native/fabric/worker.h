@@ -1,0 +1,94 @@
+// Worker: the thread that owns all libfabric objects of a Fabric, and the only caller of libfabric.
+//
+// Turn: take commands; for each peer, read completions and post what its window admits; when nothing happened, idle
+// (spin, yield, block on queues and commands). It never waits for a consumer: events overflow into memory.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fabric/command_queue.h"
+#include "fabric/idle.h"
+#include "fabric/peer.h"
+#include "fabric/region.h"
+#include "fabric/sleeper.h"
+#include "watch/layer_watcher.h"
+
+namespace pdd {
+
+struct WorkerConfig {
+    uint32_t window_ops = 64;
+    uint64_t window_bytes = 8 << 20;
+    IdlePolicy idle;
+};
+
+// Keeps the calling thread on these CPUs; an empty list leaves it where it is. Not being allowed there (a cpuset) costs
+// speed, not correctness, and is not an error.
+void pin_thread(const std::vector<int>& cpus);
+
+class Worker {
+  public:
+    Worker(WorkerConfig config, Domains domains, CommandQueue& commands, LayerWatcher& watcher, ImmTable& imms,
+           EventQueue& events, Stats& stats);
+
+    // The thread's body: returns once the queue is closed and every endpoint is.
+    void run();
+
+    // -- called by commands of kind Call, on the worker's thread
+    Status open_endpoint(uint32_t id);
+    Result<std::string> describe(uint32_t endpoint, const std::vector<uint32_t>& regions);
+    Status connect(uint32_t endpoint, const std::string& descriptor);
+    Result<uint32_t> add_region(uint8_t* base, uint64_t length);
+    Status remove_region(uint32_t id);
+
+  private:
+    struct ArmedPlan {
+        uint64_t transfer;
+        std::shared_ptr<const WritePlan> plan;
+        uint32_t begin;
+        uint32_t end;
+    };
+
+    bool take_commands();
+    void idle();
+    void close_all();
+    Peer* find(uint32_t endpoint);
+    Sender* sender_of(uint64_t transfer, Transfer*& found);
+    void forget_alarms();
+
+    void execute(std::monostate&) {}
+    void execute(command::Call& c) { c.run(); }
+    void execute(command::OpenTransfer& c);
+    void execute(command::Arm& c);
+    void execute(command::Fire& c);
+    void execute(command::Write& c);
+    void execute(command::Finish& c);
+    void execute(command::Cancel& c);
+    void execute(command::CloseEndpoint& c);
+    void execute(command::Tell& c) { events_.push(std::move(c.event)); }
+    void execute(command::InjectFault& c) { faults_.set(c.fault, c.after, c.count); }
+
+    WorkerConfig config_;
+    CommandQueue& commands_;
+    LayerWatcher& watcher_;
+    ImmTable& imms_;
+    EventQueue& events_;
+    Stats& stats_;
+    // Closed in reverse: peers, then regions, then domains.
+    Domains domains_;
+    RegionTable regions_;
+    OpPool ops_;
+    FaultInjector faults_;
+    std::unordered_map<uint32_t, std::unique_ptr<Peer>> peers_;
+    std::unordered_map<uint64_t, ArmedPlan> armed_;  // by alarm
+    std::vector<uint64_t> dropped_alarms_;
+    uint64_t next_alarm_ = 1;
+    Sleeper sleeper_;
+};
+
+}  // namespace pdd

@@ -1,0 +1,42 @@
+#include "watch/counter.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+namespace pdd {
+
+Result<std::shared_ptr<Counter>> Counter::map(int fd, uint64_t offset) {
+    const std::string what = "mapping a counter at offset " + std::to_string(offset) + " of fd " + std::to_string(fd);
+    if (offset % kBytes != 0) return Error{what + ": not a multiple of 64", EINVAL};
+    struct stat info {};
+    if (::fstat(fd, &info) != 0) return Error{what + ": " + std::strerror(errno), errno};
+    if (offset > INT64_MAX - kBytes || static_cast<uint64_t>(info.st_size) < offset + kBytes)
+        return Error{what + ": the file has " + std::to_string(info.st_size) + " bytes", EINVAL};
+    const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+    const uint64_t start = offset / page * page;  // a line never straddles a page
+    void* mapping = ::mmap(nullptr, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(start));
+    if (mapping == MAP_FAILED) return Error{what + ": " + std::strerror(errno), errno};
+    auto* line = reinterpret_cast<uint64_t*>(static_cast<char*>(mapping) + (offset - start));
+    return std::shared_ptr<Counter>(new Counter(mapping, page, line));
+}
+
+Result<std::pair<std::shared_ptr<Counter>, UniqueFd>> Counter::create() {
+    UniqueFd fd(::memfd_create("pdd-counter", MFD_CLOEXEC));
+    if (fd.get() < 0) return Error{std::string("memfd_create: ") + std::strerror(errno), errno};
+    if (::ftruncate(fd.get(), ::sysconf(_SC_PAGESIZE)) != 0)
+        return Error{std::string("ftruncate of a counter: ") + std::strerror(errno), errno};
+    auto counter = map(fd.get(), 0);
+    if (!counter) return counter.error();
+    return std::pair(std::move(*counter), std::move(fd));
+}
+
+Counter::~Counter() {
+    ::munmap(mapping_, length_);
+}
+
+}  // namespace pdd

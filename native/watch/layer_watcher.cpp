@@ -1,0 +1,113 @@
+#include "watch/layer_watcher.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "util/pause.h"
+
+namespace pdd {
+namespace {
+
+constexpr uint32_t kSpins = 100;
+constexpr uint32_t kYields = 50;
+constexpr uint32_t kShortSleep = 20;  // us
+constexpr uint32_t kLongSleep = 200;  // us: small against the compute time of a layer (2 to 35 ms on GPUs)
+
+}  // namespace
+
+LayerWatcher::LayerWatcher(Fire fire) : fire_(std::move(fire)), thread_([this] { run(); }) {}
+
+LayerWatcher::~LayerWatcher() {
+    stop();
+}
+
+void LayerWatcher::set(Alarm alarm) {
+    {
+        const std::lock_guard lock(mutex_);
+        to_set_.push_back(std::move(alarm));
+        num_set_.fetch_add(1, std::memory_order_relaxed);
+        inbox_.store(true);
+    }
+    changed_.notify_one();
+}
+
+void LayerWatcher::clear(std::vector<uint64_t> ids) {
+    if (ids.empty()) return;
+    {
+        const std::lock_guard lock(mutex_);
+        to_clear_.insert(to_clear_.end(), ids.begin(), ids.end());
+        inbox_.store(true);
+    }
+    changed_.notify_one();
+}
+
+void LayerWatcher::stop() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_.store(true);
+    }
+    changed_.notify_one();
+    if (thread_.joinable()) thread_.join();
+}
+
+void LayerWatcher::run() {
+    std::vector<Live> live;
+    uint32_t turns = 0;
+    while (!stopping_.load()) {
+        if (live.empty() && !inbox_.load()) {
+            std::unique_lock lock(mutex_);
+            changed_.wait(lock, [this] { return stopping_.load() || inbox_.load(); });
+        }
+        if (take_inbox(live)) turns = 0;
+        if (step(live))
+            turns = 0;
+        else if (!live.empty())
+            idle(turns++);
+    }
+}
+
+bool LayerWatcher::take_inbox(std::vector<Live>& live) {
+    if (!inbox_.load()) return false;
+    std::vector<Alarm> fresh;
+    std::vector<uint64_t> gone;
+    {
+        const std::lock_guard lock(mutex_);
+        fresh.swap(to_set_);
+        gone.swap(to_clear_);
+        inbox_.store(false);
+    }
+    for (auto& alarm : fresh) live.push_back({std::move(alarm), 0});
+    const auto removed = std::erase_if(
+        live, [&](const Live& one) { return std::find(gone.begin(), gone.end(), one.alarm.id) != gone.end(); });
+    num_set_.fetch_sub(removed, std::memory_order_relaxed);
+    return true;
+}
+
+bool LayerWatcher::step(std::vector<Live>& live) {
+    bool moved = false;
+    for (auto& one : live) {
+        const uint64_t value = one.alarm.counter->value();
+        if (value < one.alarm.first_value + one.fired) continue;
+        const uint64_t ready = std::min<uint64_t>(value - one.alarm.first_value + 1, one.alarm.num_values);
+        fire_(one.alarm.id, one.fired, static_cast<uint32_t>(ready));
+        one.fired = static_cast<uint32_t>(ready);
+        moved = true;
+    }
+    if (!moved) return false;
+    const auto removed = std::erase_if(live, [](const Live& one) { return one.fired == one.alarm.num_values; });
+    num_set_.fetch_sub(removed, std::memory_order_relaxed);
+    return true;
+}
+
+void LayerWatcher::idle(uint32_t turns) {
+    if (turns < kSpins) {
+        cpu_pause();
+    } else if (turns < kSpins + kYields) {
+        std::this_thread::yield();
+    } else {
+        const uint32_t nap = std::min(kShortSleep + (turns - kSpins - kYields), kLongSleep);
+        std::this_thread::sleep_for(std::chrono::microseconds(nap));
+    }
+}
+
+}  // namespace pdd

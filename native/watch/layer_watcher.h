@@ -1,0 +1,64 @@
+// LayerWatcher: a thread that reads layer counters and says which layers became ready.
+//
+// An alarm fires value by value: [from, to) when the counter reads at least first_value + to - 1. A counter that jumped
+// by k fires k layers at once. The thread polls only while alarms are set: a brief spin, yields, then short sleeps that
+// grow to 200 us; with none set it blocks. It never calls out with its lock held.
+//
+// It does not know what an alarm is for: the worker keeps plans and transfers.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "watch/counter.h"
+
+namespace pdd {
+
+class LayerWatcher {
+  public:
+    struct Alarm {
+        uint64_t id = 0;
+        std::shared_ptr<const Counter> counter;
+        uint64_t first_value = 0;
+        uint32_t num_values = 0;
+    };
+    // On the watcher's thread: values [from, to) of this alarm are there.
+    using Fire = std::function<void(uint64_t id, uint32_t from, uint32_t to)>;
+
+    explicit LayerWatcher(Fire fire);
+    ~LayerWatcher();
+
+    void set(Alarm alarm);
+    // Forgets alarms; one that is just firing may still be heard.
+    void clear(std::vector<uint64_t> ids);
+    void stop();
+    size_t num_set() const { return num_set_.load(std::memory_order_relaxed); }
+
+  private:
+    struct Live {
+        Alarm alarm;
+        uint32_t fired = 0;
+    };
+    void run();
+    bool take_inbox(std::vector<Live>& live);
+    bool step(std::vector<Live>& live);
+    void idle(uint32_t turns);
+
+    Fire fire_;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<Alarm> to_set_;       // guarded by mutex_
+    std::vector<uint64_t> to_clear_;  // guarded by mutex_
+    std::atomic<bool> inbox_{false};
+    std::atomic<bool> stopping_{false};
+    std::atomic<size_t> num_set_{0};
+    std::thread thread_;
+};
+
+}  // namespace pdd

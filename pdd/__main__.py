@@ -1,0 +1,5 @@
+"""`python -m pdd` is `pdd`."""
+
+from pdd.cli import main
+
+main()

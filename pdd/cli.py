@@ -1,0 +1,149 @@
+"""The command `pdd`: global options, the way to a command, and the one place where an error becomes a line and an
+exit code.
+
+Global options may stand before or after the command: `split` takes them out. A command without options of its own
+runs at once; everything else, and all help, goes through Typer (commands/tree.py), which takes longer to import than
+`pdd status` may take.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pdd.commands.common import Globals, duration, print_error
+from pdd.errors import EXIT_OK, PddError, UsageError
+
+EXIT_INTERRUPTED = 130
+
+_LONG = {"-c": "--config", "-i": "--instance", "-q": "--quiet", "-v": "--verbose", "-V": "--version"}
+_WITH_VALUE = ("--config", "--instance", "--run-dir", "--socket", "--color", "--timeout")
+_WITHOUT_VALUE = ("--json", "--quiet", "--verbose", "--version")
+
+# Commands that mean something without a word of their own; each is a function of commands/look.py.
+_PLAIN = ("status", "requests", "peers", "transfers", "topology", "version")
+
+
+def split(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The global options of a command line (long name → value, "" for a switch), and the other words in their order.
+
+    What follows `--` is left alone. Raises UsageError for a missing value.
+    """
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    waiting = iter(words)
+    for word in waiting:
+        if word == "--":
+            rest += [word, *waiting]
+            break
+        option, equals, value = word.partition("=")
+        option = _LONG.get(option, option)
+        if option in _WITHOUT_VALUE and not equals:
+            found[option] = ""
+        elif option in _WITH_VALUE:
+            given = value if equals else next(waiting, None)
+            if given is None:
+                raise UsageError(f"option {word} needs a value", hint="See `pdd --help`.")
+            found[option] = given
+        else:
+            rest.append(word)
+    return found, rest
+
+
+def read_globals(found: dict[str, str]) -> Globals:
+    color = found.get("--color", "auto")
+    if color not in ("auto", "always", "never"):
+        raise UsageError(f'--color: "{color}" is none of auto, always, never')
+    return Globals(
+        config=_path(found, "--config"),
+        instance=found.get("--instance"),
+        run_dir=_path(found, "--run-dir"),
+        socket=_path(found, "--socket"),
+        json="--json" in found,
+        color=color,
+        quiet="--quiet" in found,
+        verbose="--verbose" in found,
+        timeout=duration(found.get("--timeout"), "--timeout"),
+    )
+
+
+def _path(found: dict[str, str], option: str) -> Path | None:
+    return Path(found[option]) if option in found else None
+
+
+def _plain(options: Globals, command: str) -> None:
+    """Runs one of _PLAIN without Typer."""
+    from pdd.commands import look
+
+    action: Callable[[Globals], None] = getattr(look, command)
+    action(options)
+
+
+def dispatch(words: list[str]) -> int:
+    """Runs one command line; the exit code. Errors are raised."""
+    found, rest = split(words)
+    if "--version" in found:
+        from pdd.version import VERSION
+
+        print(f"pdd {VERSION}")
+        return EXIT_OK
+    options = read_globals(found)
+    if len(rest) == 1 and rest[0] in _PLAIN:
+        _plain(options, rest[0])
+        return EXIT_OK
+    from pdd.commands.tree import app
+
+    result = app(rest, obj=options, prog_name="pdd", standalone_mode=False)
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def run(words: list[str]) -> int:
+    """Runs one command line; the exit code. Prints the error, if there is one, and never a traceback."""
+    try:
+        return dispatch(words)
+    except PddError as error:
+        return _report(error, words)
+    except BrokenPipeError:
+        sys.stdout = None  # the reader left: what is buffered has nowhere to go
+        return EXIT_OK
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        if type(error).__name__ == "Abort":  # Typer's word for an interrupt
+            return EXIT_INTERRUPTED
+        return _report(_usage_error(error) or _bug(error), words)
+
+
+def _report(error: PddError, words: list[str]) -> int:
+    print_error(error, as_json="--json" in words)
+    return error.exit_code
+
+
+def _usage_error(error: Any) -> UsageError | None:
+    """Typer's own complaint about the command line (its class is private in some versions)."""
+    if not hasattr(error, "format_message"):
+        return None
+    path = error.ctx.command_path if getattr(error, "ctx", None) else "pdd"
+    message = error.format_message().rstrip(".")
+    if "\n" in message:  # no_args_is_help: the message is the whole help
+        print(message, file=sys.stderr)
+        message = "a command is missing"
+    return UsageError(message[0].lower() + message[1:], hint=f"See `{path} --help`.")
+
+
+def _bug(error: Exception) -> PddError:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace else ""
+    return PddError(f"a bug in pdd: {type(error).__name__}: {error}{place}", hint="Please report it.")
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""What every command shares: the global options, the daemon behind them, and how things are printed.
+
+Data goes to stdout, messages to stderr. Stdlib only, and nothing is imported before it is needed: this is the path of
+`pdd status`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdd import units
+from pdd.control import paths
+from pdd.errors import PddError, UsageError
+
+if TYPE_CHECKING:
+    from pdd.control.client import Client
+
+_COLORS = {"red": "31", "green": "32", "yellow": "33", "dim": "2"}
+_STATE_COLORS = {"ready": "green", "up": "green", "draining": "yellow", "suspect": "yellow", "connecting": "yellow",
+                 "down": "red", "incompatible": "red", "not_ready": "red"}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Globals:
+    """The options that may stand before or after any command."""
+
+    config: Path | None = None
+    instance: str | None = None
+    run_dir: Path | None = None
+    socket: Path | None = None
+    json: bool = False
+    color: str = "auto"
+    quiet: bool = False
+    verbose: bool = False
+    timeout: float | None = None
+
+    def client(self, timeout: float = 2.0) -> Client:
+        """The chosen daemon. `timeout`: seconds to wait for an answer when --timeout does not say."""
+        from pdd.control.client import Client
+
+        return Client(self.instance_dir(), socket=self.socket, timeout=self.timeout or timeout)
+
+    def instance_dir(self) -> Path:
+        """RUN_DIR/NAME: of -i, else of PDD_NODE__NAME, else the only instance there is, else that of the host name."""
+        configured_dir = None if self.run_dir else configured(self.config, "control.dir")
+        run_dir = self.run_dir or (Path(configured_dir) if configured_dir else paths.default_run_dir())
+        name = self.instance or os.environ.get("PDD_NODE__NAME")
+        if name is None and self.socket is None:
+            found = paths.instances(run_dir)
+            host = socket.gethostname().split(".")[0]
+            if len(found) > 1 and host not in found:
+                raise UsageError(f"several instances in {run_dir}: {', '.join(found)}", hint="Choose one with -i NAME.")
+            name = found[0] if len(found) == 1 else host
+        return run_dir / (name or "")
+
+
+def configured(file: Path | None, key: str) -> str | None:
+    """One setting for a client: its variable, else the config file; None when neither has it as text or true/false.
+
+    The file is not checked here: a broken one is `pdd config check`'s business, and must not stop `pdd status`.
+    """
+    from pdd import config_sources
+
+    if value := os.environ.get(config_sources.variable_name(key)):
+        return value
+    candidates = [file] if file else config_sources.search_path(os.environ, is_root=os.geteuid() == 0)
+    existing = next((path for path in candidates if path.is_file()), None)
+    found: object = None
+    for path in config_sources.with_drop_ins(existing) if existing else ():
+        for setting in config_sources.read_file(path)[0]:
+            found = setting.value if setting.key == key else found
+    if isinstance(found, bool):
+        return "true" if found else "false"
+    return found if isinstance(found, str) and found else None
+
+
+# -- printing ----------------------------------------------------------------------------------------------------------
+def print_json(document: Any) -> None:
+    print(json.dumps(document, ensure_ascii=False), flush=True)
+
+
+def note(options: Globals, message: str) -> None:
+    """A message for people, on stderr; silent with -q."""
+    if not options.quiet:
+        print(message, file=sys.stderr, flush=True)
+
+
+def paint(options: Globals, text: str, color: str | None) -> str:
+    """`text` in a color, where the terminal and the user want one. Never the only sign of anything."""
+    wanted = options.color == "always" or (
+        options.color == "auto"
+        and sys.stdout.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )
+    return f"\x1b[{_COLORS[color]}m{text}\x1b[0m" if wanted and color else text
+
+
+def paint_state(options: Globals, state: str) -> str:
+    return paint(options, state, _STATE_COLORS.get(state))
+
+
+def table(rows: Iterable[Sequence[object]], header: Sequence[str]) -> str:
+    """Left-aligned columns, numbers right-aligned. A header alone when there are no rows."""
+    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    number = [bool(texts) and all(_is_number(row[i]) for row in texts) for i in range(len(header))]
+    widths = [max(len(row[i]) for row in [list(header), *texts]) for i in range(len(header))]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, number, strict=True)
+        )
+        for row in [list(header), *texts]
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _is_number(text: str) -> bool:
+    return text == "-" or text[:1].isdigit()
+
+
+def duration(text: str | None, option: str) -> float | None:
+    """Seconds of an option's value."""
+    if text is None:
+        return None
+    try:
+        return units.parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def print_error(error: PddError, *, as_json: bool) -> None:
+    """One line on stderr (a config's mistakes: one each), or a pdd.error/1 document."""
+    if as_json:
+        document = {
+            "schema": "pdd.error/1",
+            "id": error.id,
+            "message": error.message,
+            "hint": error.hint,
+            "docs": "man:pdd(1)",
+        }
+        print(json.dumps(document, ensure_ascii=False), file=sys.stderr)
+        return
+    if "\n" in error.message:
+        print(f"{error.message} [{error.id}]", file=sys.stderr)
+        return
+    hint = f". {error.hint}" if error.hint else ""
+    print(f"pdd: {error.message} [{error.id}]{hint}", file=sys.stderr)

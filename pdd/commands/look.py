@@ -1,0 +1,214 @@
+"""status, requests, peers, transfers, topology, version: ask and print."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from pdd.commands.common import Globals, note, paint, paint_state, print_json, table
+from pdd.errors import DaemonNotRunning, RefusedInState, TimedOut
+from pdd.units import show_bytes, show_duration
+from pdd.version import VERSION
+
+_POLL_SECONDS = 0.1
+_STARTING = ("starting", "loading")
+_NO_WAY_BACK = {"ready": ("drained", "stopping"), "drained": ("stopping",)}  # states that a wait does not outlive
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+def status(options: Globals, wait: str | None = None, watch: bool = False) -> None:
+    if wait:
+        document = _wait(options, wait)
+    elif watch:
+        _watch(options)
+        return
+    else:
+        document = options.client().get("/v1/status")
+    _print_status(options, document)
+
+
+def _print_status(options: Globals, document: dict[str, Any]) -> None:
+    if options.json:
+        print_json(document)
+        return
+    print(status_line(options, document), flush=True)
+    for reason in document["reasons"]:
+        print(f"  {reason}")
+    for finding in document["findings"]:
+        print(f"! {finding['message']}  [{finding['id']}]")
+
+
+def status_line(options: Globals, doc: dict[str, Any]) -> str:
+    """decode ready 3h12m  running 41/64  waiting 3  kv 71%  in 38.2 GB/s  peers 4/4  failed 0"""
+    pages = doc["pages"]
+    used = (pages["total"] - pages["free"] - pages["cached"]) / pages["total"] if pages["total"] else 0
+    rates = doc["rates"]["10s"]
+    into = doc["role"] != "prefill"
+    rate = rates["bytes_received_per_second" if into else "bytes_per_second"]
+    up = sum(peer["state"] == "up" for peer in doc["peers"])
+    phase = f" {doc['phase']} {doc['progress'] or 0:.0%}" if doc["phase"] and doc["state"] in _STARTING else ""
+    return "  ".join(
+        [
+            f"{doc['name']} {doc['role']} {paint_state(options, doc['state'])}{phase}",
+            show_duration(doc["uptime_seconds"]),
+            f"running {doc['running']}/{doc['max_batch_size']}",
+            f"waiting {doc['waiting']}",
+            f"wait kv {doc['waiting_for_kv']}",
+            f"kv {used:.0%}",
+            f"{'in' if into else 'out'} {show_bytes(rate, 'B/s')}",
+            f"peers {up}/{len(doc['peers'])}",
+            f"failed {doc['transfers']['failed']}",
+        ]
+    )
+
+
+def _wait(options: Globals, wanted: str) -> dict[str, Any]:
+    """Asks until the state is reached. A daemon that is not there yet is waited for; one that left is drained."""
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
+    client = options.client()
+    client.timeout = 2.0
+    last: dict[str, Any] | None = None
+    while True:
+        try:
+            last = client.get("/v1/status")
+            if last["state"] == wanted:
+                return last
+            if last["state"] in _NO_WAY_BACK[wanted]:
+                raise RefusedInState(f"the node is {last['state']}: it will not be {wanted}")
+        except DaemonNotRunning:
+            if wanted == "drained":
+                if last is None:
+                    raise
+                note(options, "the daemon ended")
+                return {**last, "state": "drained"}
+        except TimedOut:
+            if deadline is None:
+                raise
+        if deadline is not None and time.monotonic() >= deadline:
+            why = "no daemon answers" if last is None else f"it is {last['state']}"
+            reasons = "; ".join(last["reasons"]) if last else ""
+            raise TimedOut(f"not {wanted} within {options.timeout:g} s: {why}", hint=reasons)
+        time.sleep(_POLL_SECONDS)
+
+
+def _watch(options: Globals) -> None:
+    document: dict[str, Any] = {}
+    for line in options.client().stream("/v1/events?topics=status"):
+        if line["type"] in ("snapshot", "delta"):
+            document |= line["docs"].get("status", {})
+            if options.json:
+                print_json(document)
+            else:
+                print(status_line(options, document), flush=True)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+def requests(options: Globals) -> None:
+    document = options.client().get("/v1/requests", private=True)
+    if options.json:
+        print_json(document)
+        return
+    rows = [
+        [
+            row["id"],
+            show_duration(row["age_seconds"]),
+            row["state"],
+            row["peer"],
+            row["prompt_tokens"],
+            row["output_tokens"],
+            f"{row['pages']['have']}/{row['pages']['need']}" if row["pages"] else None,
+            row["why"] or "",
+        ]
+        for row in document["requests"] or ()
+    ]
+    print(table(rows, ["ID", "AGE", "STATE", "PEER", "IN", "OUT", "PAGES", "WHY"]))
+
+
+def request(options: Globals, request_id: str) -> None:
+    document = options.client().get(f"/v1/requests/{request_id}", private=True)
+    if options.json:
+        print_json({"schema": "pdd.request/1", **document})
+        return
+    for name, value in document.items():
+        if value is not None:
+            print(f"{name:18} {value}")
+
+
+def cancel(options: Globals, request_id: str) -> None:
+    document = options.client().delete(f"/v1/requests/{request_id}")
+    if options.json:
+        print_json(document)
+    else:
+        note(options, f"{request_id} is cancelled")
+
+
+def peers(options: Globals) -> None:
+    document = options.client().get("/v1/peers")
+    if options.json:
+        print_json(document)
+        return
+    rows = [
+        [
+            peer["name"],
+            peer["role"],
+            peer["state"],
+            show_duration(peer["rtt_seconds"]),
+            peer["via"],
+            peer["load"]["queued_tokens"] if peer["load"] else None,
+            peer["load"]["free_pages"] if peer["load"] else None,
+            peer["address"],
+            peer["error"] or "",
+        ]
+        for peer in document["peers"]
+    ]
+    print(table(rows, ["NAME", "ROLE", "STATE", "RTT", "VIA", "QUEUED", "FREE", "ADDRESS", "WHY"]))
+
+
+def transfers(options: Globals) -> None:
+    document = options.client().get("/v1/transfers")
+    if options.json:
+        print_json(document)
+        return
+    rows = [
+        [
+            row["peer"],
+            row["direction"],
+            row["via"],
+            row["state"],
+            show_bytes(row["bytes"]),
+            row["writes"],
+            row["units"],
+            row["inflight"],
+            show_duration(row["p50_seconds"]),
+            show_duration(row["p99_seconds"]),
+            row["failed"],
+        ]
+        for row in document["transfers"]
+    ]
+    print(table(rows, ["PEER", "DIR", "VIA", "STATE", "BYTES", "WRITES", "UNITS", "INFLT", "P50", "P99", "FAILED"]))
+
+
+def topology(options: Globals, root: Path | None = None, ascii_only: bool = False) -> None:
+    from pdd.topology import report, sysfs
+
+    document = report.document(sysfs.read(root or Path("/")))
+    if options.json:
+        print_json(document)
+    else:
+        print(report.tree(document, ascii_only=ascii_only))
+
+
+def version(options: Globals) -> None:
+    """Client and daemon; a daemon that is not there is not an error."""
+    daemon: dict[str, Any] = {"daemon": None, "api": None}
+    try:
+        daemon = options.client().get("/version")
+    except DaemonNotRunning as error:
+        if options.verbose:
+            note(options, f"pdd: {error.message}")
+    if options.json:
+        print_json({**daemon, "schema": "pdd.version/1", "client": VERSION})
+        return
+    print(f"client  {VERSION}")
+    print(f"daemon  {daemon['daemon'] or paint(options, 'not running', 'dim')}")

@@ -1,0 +1,70 @@
+"""serve: from flags and files to a config, then into the daemon."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pdd import config_load, config_sources, log
+from pdd.commands.common import Globals, print_json
+from pdd.commands.configure import toml_text, value_of
+from pdd.config import Config, all_fields
+from pdd.errors import EXIT_BUG, ConfigError, PddError
+from pdd.version import VERSION
+
+_FLAG_KEYS = {
+    "--role": "node.role",
+    "--name": "node.name",
+    "--model": "model.path",
+    "--listen": "api.listen",
+    "--peer-listen": "peers.listen",
+    "--peer": "peers.static",
+}
+
+
+def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str], demo: bool, dry_run: bool) -> int:
+    """Runs the node; the exit code. `flags`: flag → value, None where it was not given."""
+    given = {flag: value for flag, value in flags.items() if value is not None}
+    if options.instance is not None:
+        given.setdefault("--name", options.instance)
+    settings = [config_sources.from_flag(_FLAG_KEYS[flag], value, flag) for flag, value in given.items()]
+    if options.run_dir is not None:
+        settings.append(config_sources.from_flag("control.dir", str(options.run_dir), "--run-dir"))
+    if options.verbose:
+        settings.append(config_sources.from_flag("log.level", "debug", "-v"))
+    if options.json:
+        settings.append(config_sources.from_flag("log.format", "json", "--json"))
+    config, origins = config_load.load(options.config, flags=settings, assignments=assignments, demo=demo)
+    config_load.read_credential(config.peers.token_credential, "peers.token_credential")
+    config_load.read_credential(config.api.api_keys_credential, "api.api_keys_credential")
+    if config.model.path and not (Path(config.model.path) / "config.json").is_file():
+        hint = "`pdd model import` makes such a folder from a GGUF file."
+        raise ConfigError(f"model.path: {config.model.path} is not a model folder: it has no config.json", hint=hint)
+    if dry_run:
+        _show(options, config, origins)
+        return 0
+    log.setup(config.log.level, config.log.format)
+    from pdd.daemon.main import run
+
+    try:
+        return int(run(config, demo=demo))
+    except PddError:
+        raise
+    except Exception:
+        logging.getLogger("pdd").exception("the daemon ended by a bug [E001]")
+        return EXIT_BUG
+
+
+def _show(options: Globals, config: Config, origins: config_load.Origins) -> None:
+    """What would run."""
+    values = {key: value_of(config, key) for key in all_fields()}
+    if options.json:
+        settings = {key: {"value": value, "origin": str(origins[key])} for key, value in values.items()}
+        print_json({"schema": "pdd.config/1", "settings": settings})
+        return
+    print(f"pdd {VERSION} {config.node.role} {config.node.name}  model {config.model.path or '(demo)'}")
+    for key, field in all_fields().items():
+        if origins[key].kind != "default":
+            print(f"  {key} = {toml_text(field, values[key])}  # {origins[key]}")

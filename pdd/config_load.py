@@ -1,0 +1,291 @@
+"""Loads the settings of a node: merges the sources, checks all of them, and says everything that is wrong at once.
+
+`load` returns the config and the origin of each key, or raises ConfigProblems with every mistake. Rules that involve
+more than one setting are in `_cross_checks`; they also run when other settings are wrong, as far as the keys they
+look at are fine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import SecretStr, ValidationError
+
+from pdd import config_sources as sources
+from pdd import units
+from pdd.config import Config, all_fields, sections, text_form
+from pdd.config_sources import Origin, Problem, Setting
+from pdd.errors import ConfigError
+
+Origins = dict[str, Origin]
+
+
+class ConfigProblems(ConfigError):
+    """Every mistake found in one load. `str()` is one line per mistake, then the count."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+        super().__init__("\n".join([*(str(problem) for problem in problems), count]))
+        self.problems = tuple(problems)
+
+
+def load(
+    file: Path | None = None,
+    *,
+    flags: Sequence[Setting] = (),
+    assignments: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    demo: bool = False,
+    search: bool = True,
+) -> tuple[Config, Origins]:
+    """The config of this node and where each value came from.
+
+    Args:
+        file: the config file; it must exist. None: the first of `search_path` that does, if `search`.
+        flags: values of flags that have a name of their own.
+        assignments: texts of `--set`, in order; they win over `flags`.
+        env: variables; None is the process's own.
+        demo: no model path is needed, and the role defaults to both.
+    Raises:
+        ConfigProblems: everything that is wrong.
+    """
+    env = os.environ if env is None else env
+    found, problems = _read_files(file, env, search)
+    from_env, strange = sources.read_environment(env)
+    problems += [_strange_variable(name) for name in strange]
+    for assignment in assignments:
+        entry = sources.from_assignment(assignment)
+        if isinstance(entry, Problem):
+            problems.append(entry)
+        else:
+            flags = [*flags, entry]
+    defaults = [Setting("node.role", "both", Origin("default", "--demo"))] if demo else []
+    winners: dict[str, Setting] = {}
+    known = all_fields()
+    unknown_sections: set[tuple[str, str]] = set()
+    for setting in [*defaults, *found, *from_env, *flags]:
+        if setting.key in known:
+            winners[setting.key] = setting
+        elif (problem := _unknown_key(setting, unknown_sections)) is not None:
+            problems.append(problem)
+    config, field_problems = _validate(winners, demo)
+    problems += field_problems
+    if problems or config is None:
+        raise ConfigProblems(sorted(problems, key=_reading_order))
+    return config, {key: winners[key].origin if key in winners else Origin("default") for key in known}
+
+
+def _reading_order(problem: Problem) -> tuple[bool, str, int]:
+    return problem.file is None, problem.file or problem.place, problem.line or 0
+
+
+def _read_files(file: Path | None, env: Mapping[str, str], search: bool) -> tuple[list[Setting], list[Problem]]:
+    if file is None and search:
+        candidates = sources.search_path(env, is_root=os.geteuid() == 0)
+        named = bool(env.get(sources.FILE_VARIABLE))
+        file = next((path for path in candidates if named or path.is_file()), None)
+    found: list[Setting] = []
+    problems: list[Problem] = []
+    for path in sources.with_drop_ins(file) if file else []:
+        settings, mistakes = sources.read_file(path)
+        found += settings
+        problems += mistakes
+    return found, problems
+
+
+# -- one setting -------------------------------------------------------------------------------------------------------
+def _unknown_key(setting: Setting, unknown_sections: set[tuple[str, str]]) -> Problem | None:
+    """A message for a key that is not there; one per unknown section and place, not one per key in it."""
+    section, _, key = setting.key.partition(".")
+    known = sections()
+    is_env = setting.origin.kind == "env"
+    if section in known and not key:
+        return Problem.at(setting.origin, section, f"is a table; write [{section}]")
+    if section in known:
+        near = difflib.get_close_matches(key, list(known[section].model_fields), n=1)
+        other = [name for name in all_fields() if name.split(".")[1] == key]
+        suggestion = near[0] if near else other[0] if other else None
+        if suggestion and is_env:
+            full = suggestion if "." in suggestion else f"{section}.{suggestion}"
+            suggestion = sources.variable_name(full)
+        return Problem.at(setting.origin, setting.key, "no such setting", suggestion)
+    place = (setting.origin.file or setting.origin.place + setting.origin.written_as, section)
+    if place in unknown_sections:
+        return None
+    unknown_sections.add(place)
+    near = difflib.get_close_matches(section, list(known), n=1)
+    suggestion = near[0] if near else None
+    if is_env:
+        return _strange_variable(setting.origin.written_as)
+    return Problem.at(setting.origin, section, "no such section", suggestion)
+
+
+def _strange_variable(name: str) -> Problem:
+    close = difflib.get_close_matches(name, [sources.variable_name(key) for key in all_fields()], n=1, cutoff=0.5)
+    return Problem("environment", name, "no such setting", close[0] if close else None)
+
+
+def _typed(setting: Setting, field: Any) -> Any:
+    """The value of a text setting by the type of its key. What does not parse stays text for the model to refuse."""
+    if not setting.is_text or text_form(field) is not None:
+        return setting.value
+    text = setting.value
+    try:
+        if get_origin(field.annotation) is tuple:
+            return _list(text)
+        if field.annotation is bool:
+            return {"true": True, "false": False}.get(text.lower(), text)
+        if field.annotation in (int, float):
+            return field.annotation(text)
+    except ValueError:
+        return text
+    return text
+
+
+def _list(text: str) -> Any:
+    """The list of `["a", "b"]` or `a,b`. A bare `[::1]:7700` is one address, not an array."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"] if text.startswith("[") else _split(text)
+    except tomllib.TOMLDecodeError:
+        return _split(text)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _validate(winners: Mapping[str, Setting], demo: bool) -> tuple[Config | None, list[Problem]]:
+    known = all_fields()
+    values = {key: _typed(setting, known[key]) for key, setting in winners.items()}
+    origins = {key: setting.origin for key, setting in winners.items()}
+    try:
+        config = Config.model_validate(_nested(values))
+    except ValidationError as error:
+        problems: dict[str, Problem] = {}
+        for item in error.errors(include_url=False):
+            key = ".".join(str(part) for part in item["loc"][:2])
+            problems.setdefault(
+                key, Problem.at(origins.get(key, Origin("default")), key, _explain(key, known[key], item))
+            )
+        rest = {key: value for key, value in values.items() if key not in problems}
+        rest.setdefault("node.role", "both")  # stands in for the wrong one, whose rules are skipped below
+        more = _cross_checks(Config.model_validate(_nested(rest)), origins, demo)
+        return None, [*problems.values(), *(found for found, keys_ in more if not keys_ & problems.keys())]
+    return config, [found for found, _ in _cross_checks(config, origins, demo)]
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    tree: dict[str, dict[str, Any]] = {name: {} for name in sections()}
+    for key, value in values.items():
+        section, name = key.split(".", 1)
+        tree[section][name] = value
+    return tree
+
+
+def _explain(key: str, field: Any, item: Any) -> str:
+    """One sentence for one mistake that pydantic found."""
+    name = key.split(".")[1]
+    value = item.get("input")
+    shown = f'"{value}"' if isinstance(value, str) else repr(value)
+    if get_origin(field.annotation) is Literal:
+        choices = [f'"{choice}"' for choice in get_args(field.annotation)]
+        use = f"use {', '.join(choices[:-1])} or {choices[-1]}"
+        if item["type"] == "missing":
+            return f"required; {use}"
+        return f"{shown} is not a{'n' if name[0] in 'aeiou' else ''} {name}; {use}"
+    kinds = {
+        "int_type": "a whole number",
+        "int_parsing": "a whole number",
+        "float_type": "a number",
+        "bool_type": "true or false",
+        "string_type": "text",
+        "tuple_type": "a list of texts",
+        "int_from_float": "a whole number",
+    }
+    if item["type"] in kinds:
+        return f"{shown} is not {kinds[item['type']]}"
+    if item["type"] == "value_error":
+        return str(item["ctx"]["error"])
+    if item["type"] == "string_pattern_mismatch":
+        return f"{shown} is not a valid {name}"
+    bound = next(iter(item.get("ctx", {}).values()), None)
+    form = text_form(field)
+    limit = form.format(bound) if form and bound else bound
+    words = {
+        "greater_than_equal": "at least",
+        "greater_than": "more than",
+        "less_than_equal": "at most",
+        "less_than": "less than",
+    }
+    if item["type"] in words:
+        shown = form.format(value) if form and not isinstance(value, str) else str(value)
+        return f"{shown} must be {words[item['type']]} {limit}"
+    return str(item["msg"])
+
+
+# -- rules between settings --------------------------------------------------------------------------------------------
+def _cross_checks(config: Config, origins: Mapping[str, Origin], demo: bool) -> list[tuple[Problem, set[str]]]:
+    """Mistakes that are in no single setting, each with the keys it depends on."""
+    found: list[tuple[Problem, set[str]]] = []
+
+    def report(key: str, message: str, *others: str) -> None:
+        found.append((Problem.at(origins.get(key, Origin("default")), key, message), {key, *others}))
+
+    if not config.model.path and not demo:
+        report("model.path", "required; the folder of the model (or start with --demo)")
+    if config.node.role == "prefill" and not config.peers.listen:
+        report("peers.listen", "required for role prefill; decoders connect to it", "node.role")
+    if not config.peers.token_credential:
+        for key, addresses in (("peers.listen", (config.peers.listen,)), ("peers.static", config.peers.static)):
+            for address in addresses:
+                if address and not units.is_loopback(units.parse_address(address)[0]):
+                    report(
+                        key,
+                        f"{address} is not loopback: peers must prove a shared token; set peers.token_credential",
+                        "peers.token_credential",
+                    )
+    for address in config.peers.static:
+        if units.parse_address(address)[1] == 0:
+            report("peers.static", f"{address} has no port")
+    if not units.is_loopback(units.parse_address(config.api.listen)[0]) and not config.api.api_keys_credential:
+        report(
+            "api.listen",
+            f"{config.api.listen} is not loopback: clients must have a key; set api.api_keys_credential",
+            "api.api_keys_credential",
+        )
+    order = ("heartbeat", "suspect_after", "dead_after")
+    for less, more in itertools.pairwise(order):
+        if getattr(config.peers, less) >= getattr(config.peers, more):
+            report(f"peers.{more}", f"must be longer than peers.{less}", f"peers.{less}")
+    return found
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+def read_credential(name: str, key: str, env: Mapping[str, str] | None = None) -> tuple[SecretStr, ...]:
+    """The non-empty lines of a credential file: none when `name` is empty.
+
+    Args:
+        name: a path, or a bare name that systemd's LoadCredential= put under $CREDENTIALS_DIRECTORY.
+        key: the setting that names it, for the message.
+    Raises:
+        ConfigProblems: it cannot be read or is empty. The content is never shown.
+    """
+    if not name:
+        return ()
+    env = os.environ if env is None else env
+    directory = env.get("CREDENTIALS_DIRECTORY")
+    path = Path(directory) / name if directory and "/" not in name else Path(name)
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigProblems([Problem("", key, f"{path} cannot be read: {reason}")]) from None
+    if not lines:
+        raise ConfigProblems([Problem("", key, f"{path} is empty")])
+    return tuple(SecretStr(line) for line in lines)

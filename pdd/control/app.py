@@ -1,0 +1,219 @@
+"""The control API as an ASGI application: routes, refusals, problem documents.
+
+status.sock may be used by anyone on the machine: GET only, and nothing about the content of requests. control.sock is
+for the owner and the group: all of it. The kernel checks who may connect. A browser page cannot get here by accident:
+Origin, Referer and any Host but `pdd` are refused, and what changes something needs the header Pdd-Client. Errors are
+RFC 9457 problems.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pdd import metrics, units
+from pdd.control import events
+from pdd.control.schema import API_VERSION, Problem, StatusSource, Version
+from pdd.errors import InvalidRequest, PddError
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY = 1 << 20
+_TITLES = {
+    400: "Bad request",
+    403: "Not permitted",
+    404: "Not found",
+    405: "Wrong method",
+    409: "Refused in this state",
+    413: "Too large",
+}
+
+
+def build(
+    source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell, *, private: bool
+) -> ASGIApp:
+    """The application of one socket.
+
+    Args:
+        documents: topic → its document now; each is GET /v1/<topic> and a topic of /v1/events.
+        private: control.sock; else status.sock.
+    """
+    routes = [
+        *_read_routes(source, documents),
+        Route("/v1/events", _event_stream(source, documents, bell)),
+        *(_write_routes(source, documents, bell) if private else ()),
+    ]
+    handlers = {404: _not_found, 405: _wrong_method, PddError: _pdd_error, Exception: _bug}
+    status = source.status()
+    return _Guard(Starlette(routes=routes, exception_handlers=handlers), status.version, status.boot_id, private)
+
+
+def _read_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]]) -> list[Route]:
+    async def version(request: HttpRequest) -> Response:
+        status = source.status()
+        return _json(Version(daemon=status.version, name=status.name, boot_id=status.boot_id))
+
+    async def document(request: HttpRequest) -> Response:
+        return _json(documents[request.url.path.removeprefix("/v1/")]())
+
+    async def topology(request: HttpRequest) -> Response:
+        return _json(source.topology())
+
+    async def scrape(request: HttpRequest) -> Response:
+        return Response(source.metrics_text(), headers={"content-type": metrics.CONTENT_TYPE})
+
+    return [
+        Route("/version", version),
+        *(Route(f"/v1/{topic}", document) for topic in documents),
+        Route("/v1/topology", topology),
+        Route("/v1/metrics", scrape),
+    ]
+
+
+def _event_stream(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> Any:
+    async def event_stream(request: HttpRequest) -> Response:
+        topics = [topic for topic in request.query_params.get("topics", "status").split(",") if topic]
+        unknown = [topic for topic in topics if topic not in documents]
+        if unknown or not topics:
+            raise InvalidRequest(f"no such topic: {', '.join(unknown)}", hint=f"Topics: {', '.join(documents)}.")
+        try:
+            interval = units.parse_duration(request.query_params.get("interval", "1s"))
+        except ValueError as error:
+            raise InvalidRequest(f"interval: {error}") from None
+        interval = min(max(interval, events.MIN_INTERVAL), events.MAX_INTERVAL)
+        lines = events.stream({topic: documents[topic] for topic in topics}, bell, source.status().boot_id, interval)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+    return event_stream
+
+
+def _write_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> list[Route]:
+    async def one_request(request: HttpRequest) -> Response:
+        found = source.request(request.path_params["id"])
+        return _json(found) if found is not None else _no_such_request(request)
+
+    async def cancel(request: HttpRequest) -> Response:
+        request_id = request.path_params["id"]
+        if not source.cancel(request_id):
+            return _no_such_request(request)
+        logger.info("request %s is cancelled through the control socket", request_id)
+        return _json({"schema": "pdd.cancel/1", "id": request_id}, 202)
+
+    async def drain(request: HttpRequest) -> Response:
+        timeout = (await _body(request)).get("timeout_seconds")
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
+            raise InvalidRequest("timeout_seconds must be a number of seconds")
+        source.drain(None if timeout is None else float(timeout))
+        bell.ring()
+        return _json(documents["status"](), 202)
+
+    async def resume(request: HttpRequest) -> Response:
+        source.resume()
+        bell.ring()
+        return _json(documents["status"]())
+
+    return [
+        Route("/v1/requests/{id}", one_request, methods=["GET"]),
+        Route("/v1/requests/{id}", cancel, methods=["DELETE"]),
+        Route("/v1/drain", drain, methods=["POST"]),
+        Route("/v1/resume", resume, methods=["POST"]),
+    ]
+
+
+class _Guard:
+    """Refuses what no client of ours sends, bounds the body, and adds the version headers."""
+
+    def __init__(self, app: ASGIApp, version: str, boot_id: str, private: bool) -> None:
+        self._app = app
+        self._private = private
+        self._stamp = [
+            (b"pdd-api", API_VERSION.encode()),
+            (b"pdd-version", version.encode()),
+            (b"pdd-boot", boot_id.encode()),
+        ]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def stamped(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *self._stamp]}
+            await send(message)
+
+        refusal = self._refusal(scope["method"], dict(scope["headers"]))
+        await (self._app if refusal is None else refusal)(scope, receive, stamped)
+
+    def _refusal(self, method: str, headers: dict[bytes, bytes]) -> Response | None:
+        if b"origin" in headers or b"referer" in headers:
+            return _problem(403, "E311", "a browser may not use this socket")
+        if headers.get(b"host", b"").lower() != b"pdd":
+            return _problem(403, "E311", "the Host header must be pdd")
+        if method not in ("GET", "POST", "DELETE"):
+            return _problem(405, "E353", f"{method} is not a method of this API")
+        if method != "GET":
+            if not self._private:
+                return _problem(403, "E310", "the status socket is read-only", hint="Use control.sock.")
+            if b"pdd-client" not in headers:
+                return _problem(403, "E311", "a request that changes something needs the header Pdd-Client")
+        if int(headers.get(b"content-length", b"0")) > MAX_BODY:
+            return _problem(413, "E413", f"the body may have at most {MAX_BODY} bytes")
+        return None
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+def _json(document: object, status: int = 200, media_type: str = "application/json") -> Response:
+    return Response(msgspec.json.encode(document), status, media_type=media_type)
+
+
+def _problem(status: int, error_id: str, detail: str, *, hint: str = "", supported: tuple[str, ...] = ()) -> Response:
+    title = _TITLES.get(status, "Failed")
+    problem = Problem(title=title, status=status, detail=detail, id=error_id, hint=hint, supported=supported)
+    return _json(problem, status, "application/problem+json")
+
+
+def _no_such_request(request: HttpRequest) -> Response:
+    return _problem(404, "E351", f"no live request {request.path_params['id']}", hint="`pdd requests` lists them.")
+
+
+async def _not_found(request: HttpRequest, error: Exception) -> Response:
+    path = request.url.path
+    if not path.startswith("/v1/"):
+        return _problem(404, "E380", f"{path} is not in this API", supported=("v1",))
+    return _problem(404, "E352", f"{path} is not there on this socket", hint="Some paths are on control.sock only.")
+
+
+async def _wrong_method(request: HttpRequest, error: Exception) -> Response:
+    return _problem(405, "E353", f"{request.method} is not for {request.url.path}")
+
+
+async def _pdd_error(request: HttpRequest, error: Exception) -> Response:
+    assert isinstance(error, PddError)
+    return _problem(error.http_status, error.id, error.message, hint=error.hint)
+
+
+async def _bug(request: HttpRequest, error: Exception) -> Response:
+    return _problem(500, "E001", f"{type(error).__name__}: {error}", hint="The daemon's log has the trace.")
+
+
+async def _body(request: HttpRequest) -> dict[str, Any]:
+    """The JSON object of the body; an empty body is an empty object."""
+    raw = b""
+    async for piece in request.stream():  # a chunked body has no length to refuse beforehand
+        raw += piece
+        if len(raw) > MAX_BODY:
+            raise InvalidRequest(f"the body may have at most {MAX_BODY} bytes")
+    if not raw:
+        return {}
+    try:
+        body = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return body

@@ -1,0 +1,87 @@
+"""The event stream of /v1/events: a snapshot of the documents asked for, then what changed, as NDJSON.
+
+    {"type":"snapshot","seq":0,"ts":…,"ts_mono":…,"boot_id":"…","docs":{"status":{…}}}
+    {"type":"delta","seq":1,"ts":…,"ts_mono":…,"docs":{"status":{"running":3,"pages":{…}}}}     changed members only
+    {"type":"heartbeat","seq":2,…}                                                              nothing changed
+    {"type":"stopping","seq":3,…}                                                               the daemon stops; the
+    last line
+
+A client merges a delta member by member. Nothing is queued for a client: each line is the difference between what
+that client was last sent and now, made when the client can take it. A slow reader therefore gets fewer, larger deltas
+and costs no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+HEARTBEAT_SECONDS = 10.0
+MIN_INTERVAL, MAX_INTERVAL = 0.1, 60.0
+
+Documents = Mapping[str, Callable[[], Any]]  # topic → how to get its document
+
+
+class Bell:
+    """Wakes all streams at once: on a change of state that should not wait for the interval, and for the stop."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+        self._event = asyncio.Event()  # those who wait hold the old one
+
+    def stop(self) -> None:
+        self.stopping = True
+        self.ring()
+
+    async def wait(self, seconds: float) -> None:
+        """Returns when it rings, or after `seconds`."""
+        try:
+            await asyncio.wait_for(self._event.wait(), seconds)
+        except TimeoutError:
+            return
+
+
+async def stream(documents: Documents, bell: Bell, boot_id: str, interval: float) -> AsyncIterator[bytes]:
+    """The lines for one client, until the bell's stop."""
+    seq = 0
+
+    def line(kind: str, **members: Any) -> bytes:
+        nonlocal seq
+        stamp = {"type": kind, "seq": seq, "ts": time.time(), "ts_mono": time.monotonic()}
+        seq += 1
+        return msgspec.json.encode({**stamp, **members}) + b"\n"
+
+    sent = _members(documents)
+    yield line("snapshot", boot_id=boot_id, docs=sent)
+    last_line = time.monotonic()
+    while not bell.stopping:
+        await bell.wait(interval)
+        if bell.stopping:
+            break
+        now = _members(documents)
+        changed = {
+            topic: {name: value for name, value in document.items() if sent[topic].get(name) != value}
+            for topic, document in now.items()
+        }
+        changed = {topic: members for topic, members in changed.items() if members}
+        sent = now
+        if changed:
+            yield line("delta", docs=changed)
+        elif time.monotonic() - last_line >= HEARTBEAT_SECONDS - interval:
+            yield line("heartbeat")
+        else:
+            continue
+        last_line = time.monotonic()
+    yield line("stopping")
+
+
+def _members(documents: Documents) -> dict[str, dict[str, Any]]:
+    return {topic: msgspec.to_builtins(get()) for topic, get in documents.items()}

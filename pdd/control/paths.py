@@ -1,0 +1,58 @@
+"""Where an instance's sockets lie: RUN_DIR/NAME/{control,status}.sock. Stdlib only; shared by client and server.
+
+RUN_DIR is /run/pdd for root, else $XDG_RUNTIME_DIR/pdd, else a private directory under the temporary one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+CONTROL = "control.sock"
+STATUS = "status.sock"
+_SUN_PATH_MAX = 107  # bytes of sockaddr_un.sun_path less the final zero
+
+
+def default_run_dir() -> Path:
+    if os.geteuid() == 0:
+        return Path("/run/pdd")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / "pdd" if runtime else Path(tempfile.gettempdir()) / f"pdd-{os.geteuid()}"
+
+
+def instances(run_dir: Path) -> list[str]:
+    """Names that have a socket, alive or stale."""
+    try:
+        return sorted(entry.name for entry in run_dir.iterdir() if (entry / STATUS).exists())
+    except OSError:
+        return []
+
+
+@contextlib.contextmanager
+def reachable(path: Path) -> Iterator[str]:
+    """`path` in a form that fits a socket address: long paths go through a descriptor of their directory."""
+    if len(os.fsencode(path)) <= _SUN_PATH_MAX:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def connect(path: Path, timeout: float | None) -> socket.socket:
+    """A stream connected to the socket at `path`. Raises OSError as connect(2) does."""
+    stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        stream.settimeout(timeout)
+        with reachable(path) as address:
+            stream.connect(address)
+    except BaseException:
+        stream.close()
+        raise
+    return stream

@@ -1,0 +1,279 @@
+"""The documents of the control API: what `pdd status --json` and its like print, and what /v1 answers.
+
+Every document names its schema, `pdd.<name>/1`. Within a version fields are only added; clients ignore what they do
+not know. Names carry units (`_seconds`, `_bytes`); unknown is null. Totals are monotonic within one `boot_id`. Epochs
+are 16 hex digits, because JSON readers round large integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+API_VERSION = "1.0"  # header Pdd-Api; the major is the /v1 of the paths
+
+
+def epoch_text(epoch: int) -> str:
+    """A node's 64-bit epoch as documents show it."""
+    return f"{epoch:016x}"
+
+
+# -- pdd.status/1 ------------------------------------------------------------------------------------------------------
+class Pages(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool. The parts add up to `total` in every document."""
+
+    total: int = 0
+    free: int = 0
+    cached: int = 0
+    reserved: int = 0  # wait for a prefiller's writes
+    running: int = 0
+    sending: int = 0  # prefilled here, pinned until every write is terminal
+    quarantined: int = 0  # a write may still land
+
+
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
+    """What this node wrote to others, and what it counted from them."""
+
+    writes: int = 0
+    bytes: int = 0
+    units: int = 0
+    active: int = 0  # transfer sets with writes not yet terminal
+    failed: int = 0
+    units_received: int = 0
+    bytes_received: int = 0
+    stale_units: int = 0  # arrived for a key that is not in use
+
+
+class PeerLoad(msgspec.Struct, frozen=True, kw_only=True):
+    queued_tokens: int = 0
+    running: int = 0
+    free_pages: int = 0
+
+
+class Peer(msgspec.Struct, frozen=True, kw_only=True):
+    """One link. A decoder lists its prefillers, a prefiller the decoders connected to it."""
+
+    name: str
+    role: str
+    state: str  # connecting, up, suspect, down, draining, incompatible
+    epoch: str | None = None
+    via: str | None = None  # fabric provider
+    load: PeerLoad | None = None
+    address: str | None = None
+    rtt_seconds: float | None = None
+    since_seconds: float | None = None  # time in this state
+    error: str | None = None  # why it is not up
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    bytes_per_second: float = 0.0
+    bytes_received_per_second: float = 0.0
+    writes_per_second: float = 0.0
+    generated_tokens_per_second: float = 0.0
+    prompt_tokens_per_second: float = 0.0
+    steps_per_second: float = 0.0
+
+
+class RateWindows(msgspec.Struct, frozen=True, kw_only=True):
+    one_second: Rates = msgspec.field(name="1s", default_factory=Rates)
+    ten_seconds: Rates = msgspec.field(name="10s", default_factory=Rates)
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Since the node began, from the histograms of /metrics; null before the first observation."""
+
+    ttft_p50_seconds: float | None = None
+    ttft_p99_seconds: float | None = None
+    itl_p50_seconds: float | None = None
+    itl_p99_seconds: float | None = None
+    kv_wait_p50_seconds: float | None = None
+    kv_wait_p99_seconds: float | None = None
+
+
+class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
+    heartbeat_age_seconds: float | None = None  # of the step in hand; 0 between steps
+    num_layers: int = 0
+    step_seconds: float = 0.0  # of all forward passes
+    overhead_seconds: float = 0.0  # of the engine thread between passes, idle time left out
+    steps: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class FabricInfo(msgspec.Struct, frozen=True, kw_only=True):
+    provider: str | None = None
+    library: str | None = None
+    library_version: str | None = None
+    domains: tuple[str, ...] = ()
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something an operator should know. `id` is stable."""
+
+    id: str
+    level: str  # info, warn, fail
+    message: str
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """The node in one document."""
+
+    schema: str = "pdd.status/1"
+    name: str
+    role: str
+    state: str  # starting, loading, ready, not_ready, draining, drained, stopping
+    epoch: str
+    boot_id: str  # changes with every life of the daemon
+    version: str
+    model: str | None = None
+    pid: int | None = None
+    api: str | None = None  # address of the HTTP port
+    peer_listen: str | None = None
+    reasons: tuple[str, ...] = ()  # why the state is not ready
+    phase: str | None = None  # of the start
+    progress: float | None = None  # of the phase, 0 to 1
+    uptime_seconds: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    waiting_for_kv: int = 0
+    batch_size: int = 0
+    max_batch_size: int = 0
+    page_size: int = 0
+    pages: Pages = Pages()
+    transfers: Transfers = Transfers()
+    peers: tuple[Peer, ...] = ()
+    rates: RateWindows = RateWindows()
+    latency: Latency = Latency()
+    engine: EngineHealth = EngineHealth()
+    fabric: FabricInfo = FabricInfo()
+    findings: tuple[Finding, ...] = ()
+
+
+# -- the other documents -----------------------------------------------------------------------------------------------
+class PageNeed(msgspec.Struct, frozen=True, kw_only=True):
+    have: int
+    need: int
+
+
+class RequestTransfer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request moved: counted on a decoder, written on a prefiller."""
+
+    pages: int
+    units: int  # pages of all layers
+    writes: int | None = None  # the prefiller's; merged pages share one
+    bytes: int = 0
+    via: str | None = None
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, live or lately finished.
+
+    `prompt` is filled for a single request, and only when debug.show_prompts allows it.
+    """
+
+    id: str
+    state: str  # a RequestState value
+    age_seconds: float
+    state_age_seconds: float | None = None
+    peer: str | None = None
+    attempt: int | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    pages: PageNeed | None = None
+    why: str | None = None  # what it waits for
+    prompt: tuple[int, ...] | None = None
+    kind: str = "generate"  # or prefill (for a decoder), attempt (its request is gone, its pages are not)
+    attempts: int = 0  # at the KV, failed ones included
+    reason: str | None = None  # of a finished one
+    queue_seconds: float | None = None  # until its pages were pinned
+    prefill_seconds: float | None = None  # decoder: asking to whole; prefiller: first chunk to last
+    exposed_seconds: float | None = None  # prefiller: of the transfer, what compute did not hide
+    hidden_ratio: float | None = None
+    first_token_seconds: float | None = None
+    transfer: RequestTransfer | None = None
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True):
+    schema: str = "pdd.requests/1"
+    counts: dict[str, int] = {}  # state → requests
+    requests: tuple[Request, ...] | None = None  # null on the status socket
+
+
+class Peers(msgspec.Struct, frozen=True, kw_only=True):
+    schema: str = "pdd.peers/1"
+    peers: tuple[Peer, ...] = ()
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """What went over one link in one direction."""
+
+    peer: str
+    direction: str  # out, in
+    via: str | None = None
+    nic: str | None = None
+    state: str | None = None
+    writes: int = 0
+    bytes: int = 0
+    units: int = 0
+    inflight: int = 0
+    failed: int = 0
+    p50_seconds: float | None = None
+    p99_seconds: float | None = None
+
+
+class TransferList(msgspec.Struct, frozen=True, kw_only=True):
+    schema: str = "pdd.transfers/1"
+    totals: Transfers = Transfers()
+    transfers: tuple[Transfer, ...] = ()
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    schema: str = "pdd.version/1"
+    daemon: str
+    api: str = API_VERSION
+    name: str | None = None
+    boot_id: str | None = None
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """RFC 9457, with pdd's error id and hint."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    id: str
+    hint: str = ""
+    supported: tuple[str, ...] = ()  # API versions, for an unknown one
+
+
+class StatusSource(Protocol):
+    """What the daemon implements for the control server. Called on the main loop; each call returns at once."""
+
+    def status(self) -> Status: ...
+
+    def requests(self) -> Requests: ...
+
+    def request(self, request_id: str) -> Request | None:
+        """One live request in detail; None if there is none of that id."""
+
+    def peers(self) -> Peers: ...
+
+    def transfers(self) -> TransferList: ...
+
+    def topology(self) -> dict[str, Any]:
+        """A pdd.topology/1 document (pdd.topology.report.document)."""
+
+    def metrics_text(self) -> str: ...
+
+    def drain(self, timeout: float | None) -> None:
+        """Starts to drain; again while draining only moves the deadline. Raises RefusedInState when it cannot."""
+
+    def resume(self) -> None:
+        """Takes new work again. Raises RefusedInState when it cannot."""
+
+    def cancel(self, request_id: str) -> bool:
+        """Ends a live request as if its client had left. False: no such request."""

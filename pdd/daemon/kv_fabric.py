@@ -1,0 +1,139 @@
+"""The ranks' KV memory on the fabric: maps and registers it, watches their layer counter, and says what is in use.
+
+The daemon maps what the ranks made (memfd by SCM_RIGHTS); the same bytes are read and written by NICs and ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pdd.config import Config
+from pdd.control import schema
+from pdd.daemon.listen import local_address_towards
+from pdd.engine.executor import RankInfo
+from pdd.errors import ConfigError, FabricFailure
+from pdd.fabric import _native
+from pdd.messenger import wire
+from pdd.messenger.address import parse_address
+from pdd.messenger.events import FabricEvents
+from pdd.messenger.handshake import LocalNode
+from pdd.messenger.link import LinkContext
+from pdd.messenger.planner import ShardPlanner, compare
+from pdd.messenger.ports import EventKinds, record_nothing
+from pdd.messenger.settings import LinkSettings
+
+_log = logging.getLogger("pdd.fabric")
+_WILDCARDS = ("0.0.0.0", "::")
+_ADDRESSED = ("tcp", "net", "tcp;ofi_rxm")  # providers whose NICs are named by local addresses
+
+
+class KvFabric:
+    """Made on a thread (registration may take seconds), then used by the main loop. Owns mappings and fabric."""
+
+    def __init__(self, config: Config, ranks: Sequence[RankInfo]) -> None:
+        """Raises FabricFailure or ConfigError: nothing fits what the config asks for."""
+        self._ranks = ranks
+        wanted = config.fabric
+        try:
+            offers = _native.probe(wanted.library, wanted.provider)
+            if not offers:
+                raise ConfigError(f"no libfabric provider fits fabric.provider = {wanted.provider}")
+            if wanted.require and offers[0]["provider"] != wanted.require:
+                raise ConfigError(
+                    f"fabric.require = {wanted.require}, but the best provider here is {offers[0]['provider']}",
+                    hint="`fi_info -l` lists what libfabric sees; is the device there, and its driver loaded?",
+                )
+            bind = list(wanted.bind) or _own_address(config, offers[0]["provider"])
+            self.fabric = _native.Fabric(
+                provider=offers[0]["provider"], library=wanted.library, bind=bind, window_ops=wanted.window_ops,
+                window_bytes=wanted.window_bytes, idle=wanted.idle,
+            )
+        except _native.FabricError as error:
+            raise FabricFailure(
+                str(error), hint="install the extra [fabric] or Debian's libfabric1, or set fabric.library"
+            ) from None
+        self.caps: dict[str, Any] = self.fabric.caps
+        self.provider: str = self.caps["provider"]
+        self._memory = [_native.MappedMemory(rank.kv_fd, rank.ready.kv_bytes) for rank in ranks]
+        try:
+            self.regions = tuple(self.fabric.register(memory.address, memory.nbytes) for memory in self._memory)
+        except _native.FabricError as error:
+            self.fabric.close()
+            raise FabricFailure(str(error), hint="is LimitMEMLOCK (ulimit -l) large enough for the KV pool?") from None
+        assert ranks[0].counter_fd is not None  # rank 0 has the counter
+        self._counter = _native.Counter(ranks[0].counter_fd)
+        self.watch: int = self.fabric.watch(self._counter)
+        self.planner = ShardPlanner(self.regions, _native.WritePlan)
+        self.events = FabricEvents(self.fabric, EventKinds(
+            imm_reached=_native.IMM_REACHED, imm_overrun=_native.IMM_OVERRUN, transfer_done=_native.TRANSFER_DONE,
+            endpoint_failed=_native.ENDPOINT_FAILED, endpoint_closed=_native.ENDPOINT_CLOSED,
+        ))
+        _log.info(
+            "fabric: %s over %s, libfabric %s (%s); %d region(s), %.1f MB", self.provider, bind or "the provider's choice",
+            self.caps["library_version"], self.caps["library_path"], len(self.regions),
+            sum(memory.nbytes for memory in self._memory) / 1e6,
+        )
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.events.attach(loop)
+
+    def close(self) -> None:
+        """Closes the fabric, then unmaps. Bounded by the native close."""
+        self.fabric.close()
+        self._memory.clear()
+
+    def link_context(self, config: Config, epoch: int, version: str, token: bytes | None) -> LinkContext:
+        """What every link of this node shares."""
+        rank, peers = self._ranks[0].ready, config.peers
+        geometry = wire.Geometry(
+            model=rank.fingerprint, dtype=rank.dtype, num_layers=rank.num_layers, num_kv_heads=rank.total_kv_heads,
+            head_dim=rank.head_dim, page_size=rank.page_size, tp=len(self._ranks), num_pages=rank.num_pages,
+            vocab_size=rank.vocab_size,
+        )
+        node = LocalNode(
+            name=config.node.name, role=config.node.role, epoch=epoch, version=version, provider=self.provider,
+            geometry=geometry, regions=self.regions, token=token,
+        )
+        settings = LinkSettings(
+            heartbeat=peers.heartbeat, suspect_after=peers.suspect_after, dead_after=peers.dead_after,
+            connect_timeout=peers.connect_timeout,
+        )
+        return LinkContext(
+            node=node, fabric=self.fabric, events=self.events, settings=settings, compare=compare, clock=time.monotonic,
+            recorder=record_nothing,
+        )
+
+    # -- documents ----------------------------------------------------------------------------------------------------
+    def stats(self) -> dict[str, Any]:
+        return self.fabric.stats()
+
+    def info(self) -> schema.FabricInfo:
+        return schema.FabricInfo(
+            provider=self.provider, library=self.caps["library_path"], library_version=self.caps["library_version"],
+            domains=tuple(nic["domain"] for nic in self.caps["nics"]),
+        )
+
+    def findings(self) -> tuple[schema.Finding, ...]:
+        if self.provider in ("efa", "verbs", "verbs;ofi_rxm"):
+            return ()
+        message = f"KV travels over {self.provider}: no RDMA NIC is in use"
+        return (schema.Finding(id="F010", level="info", message=message),)
+
+
+def _own_address(config: Config, provider: str) -> list[str]:
+    """The local address that peers reach this node by, for providers that are told one; [] leaves it to the provider."""
+    if provider not in _ADDRESSED:
+        return []
+    if config.peers.listen:
+        host = parse_address(config.peers.listen).host
+        return [] if host in _WILDCARDS else [host]
+    for peer in config.peers.static:
+        address = parse_address(peer)
+        found = local_address_towards(address.host, address.port)
+        if found is not None:
+            return [found]
+    return []

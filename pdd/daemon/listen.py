@@ -1,0 +1,55 @@
+"""TCP sockets of a node, bound before anything slow starts, so that a taken port is told at once."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from pdd.errors import AddressInUse, ConfigError
+from pdd.messenger.address import parse_address
+
+_BACKLOG = 512
+
+
+def bind_tcp(text: str, key: str) -> socket.socket:
+    """A listening socket at `text` (HOST:PORT), which the config key `key` named.
+
+    Raises:
+        AddressInUse: somebody else has it. ConfigError: this machine has no such address.
+    """
+    address = parse_address(text)
+    try:
+        infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ConfigError(f"{key}: {address.host!r} cannot be resolved: {error.strerror}") from None
+    family, _, _, _, place = infos[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.host == "::" else 1)
+        sock.bind(place)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUse(
+                f"{key}: {address} is in use; nothing was loaded",
+                hint=f"`ss -ltnp sport = :{address.port}` shows who has it; choose another with --set {key}=HOST:PORT",
+            ) from None
+        if error.errno == errno.EACCES:
+            raise ConfigError(f"{key}: {address} is not permitted", hint="ports below 1024 need a privilege") from None
+        raise ConfigError(f"{key}: cannot listen on {address}: {error.strerror}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def local_address_towards(host: str, port: int) -> str | None:
+    """The address of this machine from which `host` is reached, or None when there is no route. Sends nothing."""
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

@@ -1,0 +1,44 @@
+"""How the tokens of a step are shared among the requests that still have a prompt to compute. Pure.
+
+Shortest remaining first, so that a short prompt passes between two chunks of a long one. A request that got nothing for
+OVERDUE_S takes half of the step first, the one served longest ago before the others, so that a stream of short prompts
+never starves a long one, and overdue long ones never shut out a short one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdd.engine.record import Record
+
+OVERDUE_S = 0.5
+
+
+def share_budget(records: Sequence[Record], budget: int, now: float) -> list[tuple[Record, int]]:
+    """(request, tokens) for this step, tokens >= 1, at most `budget` in all and each at most what remains."""
+    if budget < 1 or not records:
+        return []
+    shares: dict[int, int] = {}
+    order = sorted(records, key=_shortest_first)
+    overdue = [record for record in order[1:] if now - record.served_at >= OVERDUE_S]
+    left = budget
+    if overdue:
+        first = min(overdue, key=_longest_ago_first)
+        shares[first.seq] = min(first.remaining, -(-budget // 2))
+        left -= shares[first.seq]
+    for record in order:
+        if not left:
+            break
+        share = min(record.remaining - shares.get(record.seq, 0), left)
+        if share:
+            shares[record.seq] = shares.get(record.seq, 0) + share
+            left -= share
+    return [(record, shares[record.seq]) for record in order if record.seq in shares]
+
+
+def _shortest_first(record: Record) -> tuple[int, int]:
+    return record.remaining, record.seq
+
+
+def _longest_ago_first(record: Record) -> tuple[float, int]:
+    return record.served_at, record.seq

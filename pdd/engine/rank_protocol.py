@@ -1,0 +1,246 @@
+"""What the daemon's executor and a rank process say to each other over one Unix stream socketpair.
+
+A frame is a little-endian u32 of the payload's length, then msgpack of one tagged Struct. Descriptors (SCM_RIGHTS) ride
+on the first byte of the frame they belong to. Order of a rank's life:
+
+    daemon -> RankInit
+    rank   -> RankProgress*                      while it loads
+    rank   -> RankReady + fds (KV memfd; rank 0 also its layer counter's memfd)
+    daemon -> RunStep, rank -> StepDone          once per step, strictly in order; plans may be sent ahead
+    daemon -> Shutdown                           the rank exits 0
+    rank   -> RankFailed                         at any time instead of the above; the rank exits
+
+A closed socket ends a rank at once. No torch here: the daemon imports this module.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import os
+import select
+import socket
+import struct
+import sys
+import time
+
+import msgspec
+
+from pdd.engine.batch import StepPlan, StepResult
+from pdd.errors import EngineError, ModelError, PddError, RankDied
+from pdd.kv.layout import KvLayout
+
+MAX_FRAME_BYTES = 64 << 20  # a plan of 1M new tokens is 5 MB; anything near this is a lost frame boundary
+_HEADER = struct.Struct("<I")
+_MAX_FDS = 4
+
+
+# -- daemon to rank ---------------------------------------------------------------------------------------------------
+class RankInit(msgspec.Struct, frozen=True, tag="init"):
+    """What a rank needs to load its shard and make its KV region."""
+
+    model_dir: str
+    rank: int = 0
+    world: int = 1
+    dtype: str = "auto"  # auto (the checkpoint's), bfloat16, float32
+    page_size: int = 16  # tokens
+    num_pages: int = 0  # 0: as many as memory_fraction allows, at most max_batch_size * max_context tokens
+    memory_fraction: float = 0.2  # of the machine's memory, for KV, when num_pages is 0
+    max_context: int = 0  # tokens; 0: the model's
+    max_batch_size: int = 64  # rows of a step
+    max_batch_tokens: int = 2048  # tokens of a step
+    threads: int = 0  # of the forward pass; 0: one per CPU this process may run on
+    warm_up: bool = True  # run a few throw-away steps before RankReady
+
+
+class RunStep(msgspec.Struct, frozen=True, tag="step"):
+    plan: StepPlan
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Exit 0 now."""
+
+
+# -- rank to daemon ---------------------------------------------------------------------------------------------------
+class RankProgress(msgspec.Struct, frozen=True, tag="progress"):
+    phase: str  # "weights", "kv", "warm-up"
+    done_bytes: int
+    total_bytes: int
+
+
+class RankReady(msgspec.Struct, frozen=True, tag="ready"):
+    """The rank waits for steps. Carries fds: [KV memfd], on rank 0 [KV memfd, counter memfd]."""
+
+    rank: int
+    num_layers: int
+    num_pages: int
+    num_kv_heads: int  # of this rank
+    page_size: int  # tokens
+    head_dim: int
+    dtype: str  # of weights and KV; a key of kv.layout.DTYPE_BYTES
+    total_kv_heads: int  # of the model
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_context: int  # tokens
+    family: str  # "llama", "qwen2", "qwen3"
+    fingerprint: str  # of the checkpoint; equal on every node that may exchange KV
+    kv_bytes: int  # size of the KV region
+    param_bytes: int
+    threads: int
+    load_seconds: float
+    pid: int
+    attention: str = "torch"  # the decode kernel in use: "native" or "torch"
+
+    @property
+    def layout(self) -> KvLayout:
+        return KvLayout(num_layers=self.num_layers, num_pages=self.num_pages, num_kv_heads=self.num_kv_heads,
+                        page_size=self.page_size, head_dim=self.head_dim, dtype=self.dtype)
+
+
+class StepDone(msgspec.Struct, frozen=True, tag="done"):
+    result: StepResult
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The rank cannot go on. `error_id` is the id of a class in pdd.errors ("E781" ModelError, "E750" EngineError)."""
+
+    error_id: str
+    message: str
+    hint: str = ""
+
+    def to_error(self) -> PddError:
+        """The exception to raise in the daemon."""
+        kind = ModelError if self.error_id == ModelError.id else EngineError
+        return kind(self.message, hint=self.hint)
+
+
+DaemonMessage = RankInit | RunStep | Shutdown
+RankMessage = RankProgress | RankReady | StepDone | RankFailed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[DaemonMessage | RankMessage] = msgspec.msgpack.Decoder(DaemonMessage | RankMessage)
+
+
+class ChannelClosed(RankDied):
+    """The other end of the socketpair is gone."""
+
+
+class ProtocolError(EngineError):
+    """A frame that cannot be: too long, not msgpack, or not one of the messages above."""
+
+
+class Channel:
+    """One end of the socketpair. Blocking; used by one thread. Owns the socket and the fds it received until taken."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        self._buffer = bytearray()
+        self._fds: collections.deque[int] = collections.deque()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """Closes the socket and every fd that nobody took. Idempotent."""
+        self._sock.close()
+        while self._fds:
+            os.close(self._fds.popleft())
+
+    def send(self, message: DaemonMessage | RankMessage, fds: tuple[int, ...] = ()) -> None:
+        """Sends one frame; `fds` are duplicated into the other process and stay open here.
+
+        Raises:
+            ChannelClosed: the other end is gone.
+        """
+        payload = _encoder.encode(message)
+        if len(payload) > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a {type(message).__name__} of {len(payload)} bytes is over {MAX_FRAME_BYTES}")
+        frame = memoryview(_HEADER.pack(len(payload)) + payload)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        try:
+            sent = self._sock.sendmsg([frame], rights, socket.MSG_NOSIGNAL)
+            while sent < len(frame):
+                sent += self._sock.send(frame[sent:], socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise ChannelClosed(f"the other end of the rank channel is gone: {error.strerror}") from error
+
+    def receive(self, timeout: float | None = None) -> DaemonMessage | RankMessage | None:
+        """The next message, or None when `timeout` seconds pass first (a partial frame is kept).
+
+        Raises:
+            ChannelClosed: end of stream.
+            ProtocolError: the bytes are no message of this protocol.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            frame = self._take_frame()
+            if frame is not None:
+                try:
+                    return _decoder.decode(frame)
+                except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                    raise ProtocolError(f"a malformed frame on the rank channel: {error}") from error
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._wait_readable(wait):
+                return None
+            self._read_some()
+
+    def take_fds(self) -> tuple[int, ...]:
+        """The fds received so far; the caller now owns (and closes) them. They come with, or before, their message."""
+        fds = tuple(self._fds)
+        self._fds.clear()
+        return fds
+
+    def _take_frame(self) -> bytes | None:
+        if len(self._buffer) < _HEADER.size:
+            return None
+        (size,) = _HEADER.unpack_from(self._buffer)
+        if size > MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {size} bytes on the rank channel is over {MAX_FRAME_BYTES}")
+        end = _HEADER.size + size
+        if len(self._buffer) < end:
+            return None
+        frame = bytes(memoryview(self._buffer)[_HEADER.size : end])
+        del self._buffer[:end]
+        return frame
+
+    def _wait_readable(self, seconds: float | None) -> bool:
+        poller = select.poll()  # select() refuses descriptors over 1023
+        poller.register(self._sock.fileno(), select.POLLIN)
+        return bool(poller.poll(None if seconds is None else seconds * 1000))
+
+    def _read_some(self) -> None:
+        try:
+            data, ancillary, flags, _ = self._sock.recvmsg(1 << 18, socket.CMSG_SPACE(_MAX_FDS * 4),
+                                                           socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise ChannelClosed(f"the other end of the rank channel is gone: {error.strerror}") from error
+        for level, kind, raw in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(raw[: len(raw) - len(raw) % received.itemsize])
+                self._fds.extend(received)
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError("descriptors on the rank channel were cut off (too many at once, or RLIMIT_NOFILE)")
+        if not data:
+            raise ChannelClosed("the other end of the rank channel closed it")
+        self._buffer += data
+
+
+# -- how a rank is started --------------------------------------------------------------------------------------------
+def rank_command(fd: int) -> list[str]:
+    """argv of a rank process that inherits descriptor `fd` (use `pass_fds=(fd,)` and `start_new_session=True`)."""
+    return [sys.executable, "-m", "pdd.engine.worker", "--fd", str(fd)]
+
+
+def rank_environment(threads: int = 0) -> dict[str, str]:
+    """This process' environment plus what must be set before torch is imported.
+
+    Passive waiting: with spinning OpenMP barriers, any other busy process on the machine makes a decode step 25 times
+    slower (45 ms to 1.2 s on two cores).
+    """
+    env = dict(os.environ)
+    env.update(OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0", KMP_BLOCKTIME="0")
+    if threads:
+        env["OMP_NUM_THREADS"] = str(threads)
+    return env

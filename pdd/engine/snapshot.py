@@ -1,0 +1,97 @@
+"""What the engine thread lets others see: one immutable picture, swapped by reference.
+
+Everything in a picture is of the same moment, so pages and requests add up. Totals never fall. Times are those of the
+engine's clock (monotonic seconds); readers subtract.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pdd.engine.record import Record
+from pdd.engine.request import RequestState
+from pdd.engine.scheduler import Scheduler
+from pdd.kv.pool import PageCounts, PageState
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RequestRow:
+    """A line of `pdd requests`. States are those of RequestState, and of attempts whose request is gone:
+    `abandoned` and `quarantined`."""
+
+    request_id: str
+    kind: str  # "generate", "prefill", "attempt"
+    state: str
+    arrived: float
+    state_since: float
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    computed_tokens: int = 0
+    pages: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Totals:
+    """Monotonic counts since the engine started."""
+
+    steps: int = 0
+    step_seconds: float = 0.0  # of forward passes
+    overhead_seconds: float = 0.0  # of the engine thread between two passes, idle time left out
+    prompt_tokens: int = 0  # computed here, those of preempted requests again
+    generated_tokens: int = 0
+    preemptions: int = 0
+    expired: int = 0
+    misuses: int = 0  # inbox calls that broke the contract
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    at: float
+    states: dict[str, int]  # requests by state, every state present; not to be changed
+    pages: PageCounts
+    batch_size: int  # rows of the latest step; 0 when idle
+    batch_tokens: int
+    last_step_seconds: float
+    queued_prefill_tokens: int  # prompt tokens that this node still has to compute
+    totals: Totals
+    requests: tuple[RequestRow, ...]
+
+    @property
+    def idle(self) -> bool:
+        """No request, and no page that anything still waits for."""
+        return not self.requests
+
+
+def take_snapshot(
+    scheduler: Scheduler, now: float, *, batch_size: int, batch_tokens: int, last_step_seconds: float, totals: Totals
+) -> EngineSnapshot:
+    """A picture of this moment. O(requests)."""
+    states = {state.value: 0 for state in RequestState if state is not RequestState.FINISHED}
+    rows = []
+    queued = 0
+    pool = scheduler.pool
+    for record in scheduler.records.values():
+        states[record.state.value] += 1
+        queued += _prefill_left(record)
+        rows.append(RequestRow(
+            record.request_id, "generate" if record.sink is None else "prefill", record.state.value, record.arrived,
+            record.state_since, record.prompt_len, record.output_len, record.computed,
+            pool.num_held(record.hold) if record.hold in pool else 0,
+        ))
+    for attempt, orphan in scheduler.orphans.items():
+        state = "quarantined" if pool.state(attempt) is PageState.QUARANTINED else "abandoned"
+        rows.append(RequestRow(
+            orphan.request_id, "attempt", state, orphan.since, orphan.since, pages=pool.num_held(attempt)
+        ))
+    return EngineSnapshot(
+        now, states, pool.counts(), batch_size, batch_tokens, last_step_seconds, queued, totals, tuple(rows)
+    )
+
+
+def _prefill_left(record: Record) -> int:
+    """Tokens of a prompt to be computed here; a decode row's next token is none."""
+    if record.state is RequestState.RUNNING:
+        return record.remaining if record.sink is not None or record.remaining > 1 else 0
+    if record.state is RequestState.WAITING and not record.wants_remote:
+        return record.remaining
+    return 0

@@ -1,0 +1,97 @@
+"""The queue of requests that wait for pages or for a slot: order, bounded bypass, deadline.
+
+Order is arrival; a request that starts over (preempted, or its remote KV failed) keeps its place, so it is at the
+front. A request that finds too few free pages may be passed by later ones that fit, for BYPASS_S: small requests are
+not held up by one that waits for many pages, and after that time nobody passes, so pages add up until it fits.
+
+A request that was never admitted is dropped at its deadline; one that has started is not, however long it waits.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import enum
+from collections.abc import Callable, Iterator
+
+from pdd.engine.record import Record
+from pdd.engine.request import RequestState
+
+BYPASS_S = 2.0  # how long a request may be passed for want of pages
+MAX_LOOKED_AT = 64  # waiting requests looked at in one step: bounds the cost of a long queue
+
+
+class Verdict(enum.Enum):
+    """What became of one request's try."""
+
+    ADMITTED = "admitted"
+    NO_SLOT = "no slot"  # the batch (or the row of those fetched ahead) is full
+    NO_PAGES = "no pages"
+
+
+class WaitingQueue:
+    """Waiting requests by order of arrival. Owner: the scheduler."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout  # seconds
+        self._records: list[Record] = []  # by seq
+        self._deadlines: collections.deque[Record] = collections.deque()  # by arrival; holds requests long gone, too
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._records)
+
+    def add(self, record: Record) -> None:
+        """Puts a request at its place, which is the end unless it starts over."""
+        bisect.insort(self._records, record, key=_seq)
+        if not record.admissions:
+            self._deadlines.append(record)
+
+    def discard(self, record: Record) -> None:
+        """Takes a request out, if it is in."""
+        index = bisect.bisect_left(self._records, record.seq, key=_seq)
+        if index < len(self._records) and self._records[index] is record:
+            del self._records[index]
+
+    def admit(self, attempt: Callable[[Record], Verdict], now: float) -> None:
+        """Offers the requests to `attempt`, first come first, until the policy says to stop."""
+        index = 0
+        for _ in range(min(len(self._records), MAX_LOOKED_AT)):
+            record = self._records[index]
+            verdict = attempt(record)
+            if verdict is Verdict.ADMITTED:
+                del self._records[index]
+                continue
+            index += 1
+            if verdict is Verdict.NO_PAGES:
+                if record.blocked_since is None:
+                    record.blocked_since = now
+                if now - record.blocked_since >= BYPASS_S:
+                    return
+
+    def expire(self, now: float) -> list[Record]:
+        """Removes and returns the requests whose deadline has passed."""
+        expired = []
+        while (record := self._next_deadline()) is not None and now >= record.arrived + self._timeout:
+            self._deadlines.popleft()
+            self.discard(record)
+            expired.append(record)
+        return expired
+
+    def next_deadline(self) -> float | None:
+        record = self._next_deadline()
+        return None if record is None else record.arrived + self._timeout
+
+    def _next_deadline(self) -> Record | None:
+        while self._deadlines:
+            record = self._deadlines[0]
+            if record.state is RequestState.WAITING and not record.admissions:
+                return record
+            self._deadlines.popleft()
+        return None
+
+
+def _seq(record: Record) -> int:
+    return record.seq

@@ -1,0 +1,437 @@
+"""The decoder's side of remote prefill: gets the KV of a prompt written into pages that the engine reserved.
+
+The engine says KvReserved; this module picks a prefiller, allocates and arms a key, asks, and counts. It settles
+every attempt with the engine exactly once for good: WHOLE when the units are all there, RELEASED when nothing that
+names the pages can land any more. What cannot be proved is QUARANTINED by fencing the link, and RELEASED by the fence
+alone. No timer ever frees a page: timers cancel, and an unanswered cancel fences.
+
+    nothing happens     no unit arrives, the prefiller's heartbeats show no progress -> Cancel, then another prefiller
+    cancel unanswered   -> fence          counts that do not add up -> fence          more units than expected -> fence
+    link ends           -> its attempts, and only those, are quarantined and tried elsewhere at once
+
+Time is that in which this process ran: after a pause nobody is judged by it. Owner: the main loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+
+from pdd.engine.request import EngineEvent, EngineInbox, Finished, KvAbandoned, KvOutcome, KvReserved, KvSource
+from pdd.errors import (
+    Draining,
+    FabricFailure,
+    NoPrefiller,
+    PddError,
+    PeerLost,
+    PeerProtocol,
+    PrefillRefused,
+    PromptTooLong,
+    RequestTimeout,
+)
+from pdd.messenger import wire
+from pdd.messenger.address import Address
+from pdd.messenger.attempt import TABLE, Attempt, AttemptState
+from pdd.messenger.chooser import Chooser
+from pdd.messenger.link import LinkContext, PeerLink, Pulse
+from pdd.messenger.peers import Backoff, Connect, PeerTable, open_tcp
+from pdd.messenger.ports import Planner
+from pdd.messenger.progress import LinkView
+from pdd.messenger.quiet import QuietLog
+from pdd.messenger.retries import Retries
+from pdd.messenger.settings import DecoderSettings
+from pdd.messenger.states import State
+from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus, added
+
+_log = logging.getLogger(__name__)
+_TICKS_PER_HEARTBEAT = 10
+_NUM_ABSENT = 3  # heartbeats without an attempt that say: the prefiller has no work left for it
+_FENCE_ALARM_SECONDS = 30.0
+
+
+class Decoder:
+    """Handler of the links to prefillers, of immediates, and of the engine's KV events."""
+
+    def __init__(
+        self, context: LinkContext, addresses: Sequence[Address], inbox: EngineInbox, planner: Planner,
+        settings: DecoderSettings, *, connect: Connect = open_tcp, backoff: Backoff = Backoff(),  # noqa: B008
+        rng: random.Random | None = None, report: Callable[[AttemptDone], None] = lambda done: None,
+    ) -> None:  # fmt: skip
+        self.peers = PeerTable(addresses, context, self, connect=connect, backoff=backoff, rng=rng)
+        self.counters = DecoderCounters()
+        self._context = context
+        self._fabric = context.fabric
+        self._inbox = inbox
+        self._planner = planner
+        self._settings = settings
+        self._report = report
+        self._attempts: dict[int, Attempt] = {}
+        self._by_key: dict[int, Attempt] = {}
+        self._views: dict[PeerLink, LinkView] = {}
+        self._retries = Retries()
+        self._chooser = Chooser(self.peers, self._outstanding, context.clock)
+        self._quiet = QuietLog(_log, context.clock)
+        self._closing = False
+        self._ticker: asyncio.Task[None] | None = None
+        self._tick_seconds = context.settings.heartbeat / _TICKS_PER_HEARTBEAT
+        self._ran = 0.0  # seconds that this process ran, as the ticks saw it
+        self._last_tick_at = context.clock()
+        context.events.on_immediates(self)
+
+    async def start(self) -> None:
+        self.peers.start()
+        self._ticker = asyncio.create_task(self._tick_for_ever(), name="decoder ticks")
+
+    async def close(self, fence_seconds: float = 5.0) -> None:
+        """Ends every link and attempt; waits for the fences, at most `fence_seconds`."""
+        self._closing = True
+        await self.peers.close(fence_seconds)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+        for attempt in list(self._attempts.values()):
+            if attempt.state.value is AttemptState.CHOOSING:
+                self._give_up(attempt, Draining("this node is shutting down"))
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+    def attempts(self) -> tuple[AttemptStatus, ...]:
+        """Every attempt that is not settled for good, the oldest first."""
+        now = self._context.clock()
+        return tuple(attempt.status(now) for attempt in self._attempts.values())
+
+    @property
+    def num_open(self) -> int:
+        """Attempts that are not settled for good."""
+        return len(self._attempts)
+
+    def peer_status(self) -> tuple[PeerStatus, ...]:
+        return self.peers.status(self._outstanding)
+
+    # -- from the engine --------------------------------------------------------------------------------------------
+    def engine_event(self, event: EngineEvent) -> None:
+        """Takes KvReserved, KvAbandoned and Finished; the rest is not for the messenger."""
+        match event:
+            case KvReserved():
+                self._begin(event)
+            case KvAbandoned():
+                self._abandon(event.attempt)
+            case Finished():
+                self._retries.forget(event.request_id)
+
+    def _begin(self, reserved: KvReserved) -> None:
+        context = self._context
+        ident = f"{reserved.request_id}/{reserved.attempt}"
+        state = State(
+            "attempt", ident, AttemptState.CHOOSING, TABLE, clock=context.clock, recorder=context.recorder
+        )  # fmt: skip
+        attempt = Attempt(reserved, state, progress_at=self._ran)
+        self._attempts[attempt.id] = attempt
+        self._count(attempts=1)
+        if self._closing:
+            self._give_up(attempt, Draining("this node is shutting down"))
+        else:
+            self._place(attempt)
+
+    def _abandon(self, number: int) -> None:
+        attempt = self._attempts.get(number)
+        if attempt is None:  # settled while the event was on its way
+            return
+        attempt.abandoned = True
+        if attempt.state.value is AttemptState.CHOOSING:
+            self._settle(attempt, KvOutcome.RELEASED, "abandoned before anyone was asked")
+        elif attempt.state.value is AttemptState.REQUESTED:
+            self._cancel(attempt, "the client left")
+
+    # -- asking a prefiller -----------------------------------------------------------------------------------------
+    def _place(self, attempt: Attempt) -> None:
+        """Gives a CHOOSING attempt to a prefiller, lets it wait for one, or gives it up."""
+        link = self._chooser.choose(self._retries.of(attempt.reserved.request_id))
+        if link is not None:
+            self._ask(attempt, link)
+            return
+        if not self._chooser.may_wait():
+            self._give_up(attempt, self._chooser.nobody(self._retries.of(attempt.reserved.request_id)))
+
+    def _ask(self, attempt: Attempt, link: PeerLink) -> None:
+        reserved = attempt.reserved
+        if not attempt.fits_a_frame:
+            self._give_up(attempt, PromptTooLong(f"{attempt.num_tokens} tokens do not fit a request to a prefiller"))
+            return
+        assert link.endpoint is not None
+        try:
+            key = self._fabric.imm_allocate(link.endpoint)
+        except RuntimeError as error:  # FabricError
+            self._give_up(attempt, FabricFailure(f"no key for {link.name}: {error}"))
+            return
+        attempt.link, attempt.key = link, key
+        attempt.expected_units = self._planner.expected_units(
+            link.peer.geometry, self._context.node.geometry, attempt.num_tokens, reserved.skip_tokens
+        )
+        attempt.progress_at = self._ran
+        self._by_key[key] = attempt
+        self._views[link].attempts[attempt.id] = attempt
+        attempt.state.move(AttemptState.ARMED, link.name)
+        if attempt.expected_units == 0:
+            self._whole(attempt)
+            return
+        self._fabric.imm_arm(key, attempt.expected_units)
+        if link.send(attempt.request(self._context.node.epoch)):  # else the link has ended and took the attempt along
+            attempt.state.move(AttemptState.REQUESTED, link.name)
+            attempt.asked = attempt.state.since
+
+    def _cancel(self, attempt: Attempt, why: str) -> None:
+        assert attempt.link is not None
+        attempt.state.move(AttemptState.CANCELLING, why)
+        attempt.progress_at = self._ran
+        self._count(cancels=1)
+        attempt.link.send(wire.Cancel(attempt=attempt.id))
+
+    # -- fabric events (ImmHandler) ---------------------------------------------------------------------------------
+    def imm_reached(self, key: int, arrived: int) -> None:
+        """The event may be about an earlier use of the key; the count itself is what proves."""
+        attempt = self._by_key.get(key)
+        if attempt is None or attempt.state.value is AttemptState.FENCING:
+            return
+        if self._fabric.imm_arrived(key) == attempt.expected_units:
+            self._whole(attempt)
+
+    def imm_overrun(self, key: int, arrived: int) -> None:
+        attempt = self._by_key.get(key)
+        if attempt is None or attempt.state.value is AttemptState.FENCING or attempt.link is None:
+            return
+        arrived = self._fabric.imm_arrived(key)
+        if arrived > attempt.expected_units:
+            self._count(overruns=1)
+            self._fence(attempt, f"{arrived} units arrived where {attempt.expected_units} were expected")
+
+    # -- link events (LinkHandler) ----------------------------------------------------------------------------------
+    def link_up(self, link: PeerLink) -> None:
+        self._views.setdefault(link, LinkView())
+        for attempt in list(self._attempts.values()):
+            if attempt.state.value is AttemptState.CHOOSING:
+                self._place(attempt)
+
+    def link_message(self, link: PeerLink, message: wire.Message) -> None:
+        match message:
+            case wire.PrefillEnded():
+                self._ended(link, message)
+            case wire.Heartbeat():
+                self._views[link].hear(message, self._ran)
+            case _:
+                raise PeerProtocol(f"a {type(message).__name__} came from a prefiller")
+
+    def link_down(self, link: PeerLink) -> None:
+        for attempt in list(self._views[link].attempts.values()):
+            if attempt.key is not None and self._fabric.imm_arrived(attempt.key) == attempt.expected_units:
+                self._whole(attempt)  # every unit had come before the end
+                continue
+            if attempt.failure is None:
+                attempt.failure = PeerLost(f"the link to {link.name} ended: {link.error}")
+            attempt.state.move(AttemptState.FENCING, str(link.error))
+            retry, error = self._verdict(attempt)
+            self._count(quarantined=1)
+            self._inbox.kv_settled(attempt.id, KvOutcome.QUARANTINED, retry=retry, error=error)
+            self._tell(attempt, whole=False)
+
+    def link_closed(self, link: PeerLink) -> None:
+        for attempt in list(self._views.pop(link).attempts.values()):
+            self._retire(attempt)
+            attempt.state.move(AttemptState.DONE, "fenced")
+            del self._attempts[attempt.id]
+            self._inbox.kv_settled(attempt.id, KvOutcome.RELEASED)
+
+    def pulse(self, link: PeerLink) -> Pulse:
+        return Pulse()  # nobody asks a decoder for work
+
+    def _ended(self, link: PeerLink, ended: wire.PrefillEnded) -> None:
+        attempt = self._views[link].attempts.get(ended.attempt)
+        if attempt is None or attempt.state.value not in (AttemptState.REQUESTED, AttemptState.CANCELLING):
+            return  # an answer to a cancel that crossed the end
+        attempt.ended = ended
+        if ended.reason == "draining":
+            link.peer_draining = True
+        if attempt.failure is None:
+            attempt.failure = PrefillRefused(f"{link.name}: {ended.message}")
+            attempt.retryable = ended.retryable
+        if ended.unknown_units:
+            self._fence(attempt, f"{link.name} does not know the fate of {ended.unknown_units} units")
+        else:
+            self._compare_counts(attempt, ended)
+
+    def _compare_counts(self, attempt: Attempt, ended: wire.PrefillEnded) -> None:
+        """Settles an attempt whose writes are all terminal, waits for units on the way, or fences."""
+        arrived = self._look(attempt)
+        if arrived == attempt.expected_units:
+            self._whole(attempt)
+        elif arrived == ended.ok_units:
+            self._settle(attempt, KvOutcome.RELEASED, ended.reason)
+        elif arrived > ended.ok_units:
+            self._fence(attempt, f"{arrived} units arrived though only {ended.ok_units} were written")
+        elif attempt.state.value is not AttemptState.DRAINING:
+            attempt.state.move(AttemptState.DRAINING, f"{ended.ok_units - arrived} units on the way")
+            attempt.progress_at = self._ran
+
+    # -- deadlines ----------------------------------------------------------------------------------------------------
+    async def _tick_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_seconds)
+            self.tick()
+
+    def tick(self) -> None:
+        """Checks every deadline. Called many times per heartbeat."""
+        now = self._context.clock()
+        self._ran += min(now - self._last_tick_at, 2 * self._tick_seconds)
+        self._last_tick_at = now
+        for attempt in list(self._attempts.values()):
+            try:
+                self._check(attempt)
+            except Exception:
+                _log.exception("attempt %d of %s could not be checked", attempt.id, attempt.reserved.request_id)
+
+    def _check(self, attempt: Attempt) -> None:
+        dead_after = self._context.settings.dead_after
+        match attempt.state.value:
+            case AttemptState.CHOOSING:
+                self._place(attempt)
+            case AttemptState.REQUESTED:
+                self._check_progress(attempt)
+            case AttemptState.CANCELLING:
+                if self._still_for(attempt) >= dead_after:
+                    self._fence(attempt, f"a cancel was not answered within {dead_after:g} s")
+            case AttemptState.DRAINING:
+                assert attempt.ended is not None
+                self._compare_counts(attempt, attempt.ended)
+                if attempt.state.value is AttemptState.DRAINING and self._still_for(attempt) >= dead_after:
+                    missing = attempt.ended.ok_units - attempt.arrived_units
+                    self._fence(attempt, f"{missing} units that were written have not arrived in {dead_after:g} s")
+            case AttemptState.FENCING:
+                age = self._context.clock() - attempt.state.since
+                if age >= _FENCE_ALARM_SECONDS:
+                    line = f"attempt {attempt.id} has waited for a fence for over {_FENCE_ALARM_SECONDS:g} s"
+                    self._quiet.log(logging.ERROR, f"{line}; {len(attempt.reserved.pages)} pages stay quarantined")
+
+    def _check_progress(self, attempt: Attempt) -> None:
+        still = self._still_for(attempt)
+        peer_is_done = attempt.num_absent >= _NUM_ABSENT  # and yet units are missing
+        limit = self._context.settings.dead_after if peer_is_done else self._settings.prefill_stall_timeout
+        if still < limit:
+            return
+        assert attempt.link is not None
+        name, counts = attempt.link.name, f"{attempt.arrived_units} of {attempt.expected_units} units are here"
+        attempt.failure = RequestTimeout(f"the prefill on {name} has not advanced for {limit:g} s; {counts}")
+        self._count(stalls=1)
+        self._quiet.log(logging.WARNING, f"{attempt.reserved.request_id}: {attempt.failure}")
+        self._cancel(attempt, "no progress")
+
+    def _still_for(self, attempt: Attempt) -> float:
+        """Seconds without progress; looks at the count first."""
+        self._look(attempt)
+        return self._ran - attempt.progress_at
+
+    def _look(self, attempt: Attempt) -> int:
+        """Units that have arrived; more than at the last look is progress."""
+        assert attempt.key is not None
+        arrived = self._fabric.imm_arrived(attempt.key)
+        if arrived != attempt.arrived_units:
+            attempt.arrived_units, attempt.progress_at = arrived, self._ran
+        return arrived
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+    def _whole(self, attempt: Attempt) -> None:
+        self._count(tokens=attempt.num_tokens)
+        self._retries.forget(attempt.reserved.request_id)
+        self._settle(attempt, KvOutcome.WHOLE, "whole")
+
+    def _give_up(self, attempt: Attempt, error: PddError) -> None:
+        """Ends an attempt that never reached a prefiller."""
+        attempt.failure = error
+        attempt.retryable = False
+        self._settle(attempt, KvOutcome.RELEASED, str(error))
+
+    def _settle(self, attempt: Attempt, outcome: KvOutcome, why: str) -> None:
+        """WHOLE or RELEASED: the last word about an attempt. Nothing that names its pages can land any more."""
+        attempt.state.move(AttemptState.DONE, why)
+        if attempt.key is not None:
+            attempt.arrived_units = self._retire(attempt)
+        if attempt.link is not None:
+            self._views[attempt.link].attempts.pop(attempt.id, None)
+        del self._attempts[attempt.id]
+        self._tell(attempt, whole=outcome is KvOutcome.WHOLE)
+        if outcome is KvOutcome.WHOLE:
+            self._count(whole=1)
+            self._inbox.kv_settled(attempt.id, outcome)
+        else:
+            self._count(released=1)
+            retry, error = self._verdict(attempt)
+            self._inbox.kv_settled(attempt.id, outcome, retry=retry, error=error)
+
+    def _tell(self, attempt: Attempt, *, whole: bool) -> None:
+        """Reports an attempt that is over, as far as its request is concerned."""
+        self._report(
+            AttemptDone(
+                request_id=attempt.reserved.request_id, attempt=attempt.id,
+                peer=attempt.link.name if attempt.link is not None else "", whole=whole, why=attempt.state.why,
+                reason="" if whole else _reason(attempt), asked=attempt.asked, finished=attempt.state.since,
+                units=attempt.arrived_units,
+            )
+        )  # fmt: skip
+
+    def _verdict(self, attempt: Attempt) -> tuple[KvSource | None, Exception | None]:
+        """What becomes of the request: tried again, prefilled here, or told an error."""
+        request_id = attempt.reserved.request_id
+        if attempt.abandoned:
+            self._retries.forget(request_id)
+            return None, None
+        epoch = attempt.link.peer.epoch if attempt.link is not None else None
+        refused = attempt.ended is not None and attempt.ended.reason == "refused"
+        error = attempt.failure or PeerLost("the attempt ended without a cause")
+        tries = self._retries.failed(request_id, epoch, str(error), refused=refused)
+        may_retry = attempt.retryable and tries.num_failed < self._settings.max_attempts and not self._closing
+        if may_retry and (self._chooser.choose(tries) is not None or self._chooser.may_wait()):
+            self._count(retries=1)
+            return KvSource.REMOTE, None
+        self._retries.forget(request_id)
+        if self._settings.local_fallback and not self._closing:
+            self._count(local_fallbacks=1)
+            return KvSource.LOCAL, None
+        self._count(failed=1)
+        if tries.num_failed > 1 and not isinstance(error, NoPrefiller):
+            tried = f"{tries.num_failed} attempts"
+            error = PrefillRefused(f"no prefiller served this request in {tried}; the last: {error}")
+        return None, error
+
+    def _retire(self, attempt: Attempt) -> int:
+        assert attempt.key is not None
+        del self._by_key[attempt.key]
+        return self._fabric.imm_retire(attempt.key)
+
+    def _fence(self, attempt: Attempt, why: str) -> None:
+        """Ends the link of an attempt whose writes nobody can account for; `link_down` does the rest."""
+        assert attempt.link is not None
+        self._count(fences=1)
+        attempt.link.fence(PeerProtocol(f"{attempt.reserved.request_id}: {why}"))
+
+    def _outstanding(self, link: PeerLink) -> tuple[int, int]:
+        view = self._views.get(link)
+        return (len(view.attempts), view.num_tokens) if view is not None else (0, 0)
+
+    def _count(self, **amounts: int) -> None:
+        self.counters = added(self.counters, **amounts)
+
+
+def _reason(attempt: Attempt) -> str:
+    """Why an attempt is not whole, as a metric's label."""
+    match attempt.failure:
+        case _ if attempt.abandoned:
+            return "cancelled"
+        case PeerLost():
+            return "peer_lost"
+        case RequestTimeout():
+            return "stalled"
+        case PeerProtocol():
+            return "overrun"
+        case PrefillRefused() if attempt.ended is not None and attempt.ended.reason == "refused":
+            return "refused"
+    return "failed"

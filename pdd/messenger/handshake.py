@@ -1,0 +1,183 @@
+"""How two nodes come to trust each other on a new connection.
+
+    both       Greeting    protocol version, nonce, whether a token is configured
+    initiator  Proof       only with a token; the acceptor answers nothing to a stranger
+    acceptor   Proof
+    initiator  Hello       with the descriptor of its endpoint for this link
+    acceptor   Hello       descriptor empty when the two do not fit
+
+The version is compared before anything else is decoded, the token before anything about memory is said, the geometry
+before any endpoint learns of the other. Every refusal names what differs, on both sides. The caller bounds the time
+of it all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from pdd.errors import PeerIncompatible, PeerLost, PeerProtocol, PeerUnauthenticated
+from pdd.messenger import wire
+from pdd.messenger.frames import FrameStream
+
+_NONCE_BYTES = 32
+_LABELS = {True: b"pdd peer initiator\0", False: b"pdd peer acceptor\0"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LocalNode:
+    """What this node says of itself on every link."""
+
+    name: str
+    role: str  # prefill, decode, both
+    epoch: int  # random u64 of this life
+    version: str
+    provider: str
+    geometry: wire.Geometry
+    regions: tuple[int, ...]  # fabric regions of the KV memory, one per rank
+    token: bytes | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FieldDiff:
+    """One field that forbids two nodes to work together."""
+
+    field: str
+    ours: str
+    theirs: str
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.ours} here, {self.theirs} there"
+
+
+Compare = Callable[[wire.Geometry, wire.Geometry], tuple[FieldDiff, ...]]
+
+class Refusal(PeerIncompatible):
+    """PeerIncompatible with the fields that differ, for `peers compare`."""
+
+    def __init__(self, message: str, diff: tuple[FieldDiff, ...]) -> None:
+        super().__init__(message, hint="make both nodes serve the same model with the same page size and dtype")
+        self.diff = diff
+
+
+class _AnyGreeting(msgspec.Struct):
+    """As much of a greeting as every version of this protocol has."""
+
+    type: str
+    protocol: int = 0  # a goodbye has none
+
+
+async def authenticate(stream: FrameStream, token: bytes | None, *, initiator: bool) -> None:
+    """Greeting and Proof.
+
+    Raises:
+        PeerIncompatible: the other end speaks another protocol version.
+        PeerUnauthenticated: exactly one end has a token, or the tokens differ.
+        PeerProtocol, PeerLost: the other end is no peer, or went away.
+    """
+    nonce = os.urandom(_NONCE_BYTES)
+    stream.send(wire.Greeting(protocol=wire.PROTOCOL_VERSION, nonce=nonce, authenticated=token is not None))
+    theirs = await _receive_greeting(stream)
+    if theirs.authenticated != (token is not None):
+        holder, other = ("this node", "the peer") if token is not None else ("the peer", "this node")
+        raise PeerUnauthenticated(
+            f"{holder} requires a shared token and {other} has none", hint="set peers.token_credential on both nodes"
+        )
+    if token is None:
+        return
+    own = wire.Proof(mac=_mac(token, initiator, nonce, theirs.nonce))
+    if initiator:
+        stream.send(own)
+    proof = await _expect(stream, wire.Proof)
+    if not hmac.compare_digest(proof.mac, _mac(token, not initiator, theirs.nonce, nonce)):
+        raise PeerUnauthenticated("the peer does not hold the same token", hint="compare peers.token_credential")
+    if not initiator:
+        stream.send(own)
+
+
+async def exchange_hello(
+    stream: FrameStream, node: LocalNode, *, dialled: str, describe: Callable[[], bytes], compare: Compare
+) -> wire.Hello:
+    """Hello both ways; returns the peer's. `dialled`: the address, "" for the acceptor. `describe` opens the endpoint.
+
+    Raises:
+        Refusal: the nodes do not fit; names the fields. The other end learns the same.
+    """
+
+    def hello(descriptor: bytes) -> wire.Hello:
+        return wire.Hello(
+            name=node.name, role=node.role, epoch=node.epoch, provider=node.provider, geometry=node.geometry,
+            descriptor=descriptor, version=node.version, dialled=dialled[:256],
+        )  # fmt: skip
+
+    if dialled:
+        stream.send(hello(describe()))
+        theirs = await _expect(stream, wire.Hello)
+        _judge(node, theirs, compare, initiator=True)
+        if not theirs.descriptor:
+            raise PeerIncompatible(f"{theirs.name} refused this node without a reason that this node can see")
+        return theirs
+    theirs = await _expect(stream, wire.Hello)
+    try:
+        _judge(node, theirs, compare, initiator=False)
+    except PeerIncompatible:
+        stream.send(hello(b""))
+        raise
+    stream.send(hello(describe()))
+    return theirs
+
+
+def _judge(node: LocalNode, theirs: wire.Hello, compare: Compare, *, initiator: bool) -> None:
+    if theirs.epoch == node.epoch:
+        raise PeerIncompatible("the address leads back to this node itself")
+    wanted = ("prefill", "both") if initiator else ("decode", "both")
+    if theirs.role not in wanted:
+        needed = " or ".join(wanted)
+        raise PeerIncompatible(f"{theirs.name} has role {theirs.role!r}; this side of a link needs {needed}")
+    diff = compare(node.geometry, theirs.geometry)
+    if diff:
+        raise Refusal(f"{theirs.name} cannot work with this node: {'; '.join(map(str, diff))}", diff)
+
+
+async def _receive_greeting(stream: FrameStream) -> wire.Greeting:
+    payload = await stream.receive_payload()
+    try:
+        outline = msgspec.msgpack.decode(payload, type=_AnyGreeting)
+        if outline.type == "goodbye":
+            raise PeerLost(f"the peer said goodbye: {msgspec.msgpack.decode(payload, type=wire.Goodbye).reason}")
+        if outline.type != "greeting":
+            raise PeerProtocol(f"a {outline.type!r} came where a greeting must")
+        if outline.protocol != wire.PROTOCOL_VERSION:
+            raise PeerIncompatible(
+                f"the peer speaks peer protocol {outline.protocol} and this node speaks {wire.PROTOCOL_VERSION}",
+                hint="run the same pdd version on both nodes",
+            )
+        greeting = msgspec.msgpack.decode(payload, type=wire.Greeting)
+    except msgspec.MsgspecError as error:
+        raise PeerProtocol(f"the first {len(payload)} bytes are no greeting: {error}") from error
+    if len(greeting.nonce) != _NONCE_BYTES:
+        raise PeerProtocol(f"the greeting has a nonce of {len(greeting.nonce)} bytes, not {_NONCE_BYTES}")
+    return greeting
+
+
+M = TypeVar("M", wire.Proof, wire.Hello)
+
+
+async def _expect(stream: FrameStream, kind: type[M]) -> M:
+    message = await stream.receive()
+    if isinstance(message, kind):
+        return message
+    if isinstance(message, wire.Goodbye):
+        raise PeerLost(f"the peer said goodbye: {message.reason}")
+    raise PeerProtocol(f"a {type(message).__name__} came where a {kind.__name__} must")
+
+
+def _mac(token: bytes, initiator: bool, own_nonce: bytes, peer_nonce: bytes) -> bytes:
+    """The label keeps one side's proof from being played back as the other's."""
+    return hmac.new(token, _LABELS[initiator] + own_nonce + peer_nonce, hashlib.sha256).digest()

@@ -1,0 +1,349 @@
+"""One link: one TCP connection and one fabric endpoint, to one life of one peer.
+
+    HANDSHAKE -> UP <-> SUSPECT -> CLOSING -> CLOSED
+
+The endpoint is opened for this link alone and closed when the link ends, whatever ends it: end of stream, silence, a
+protocol error, a write whose fate is unknown. ENDPOINT_CLOSED then proves that nothing of this peer lands any more,
+and only that event makes a link CLOSED. A link never comes back; whoever wants the peer again makes a new one.
+
+Silence is counted in time that this process really ran: a node that was stopped for a minute reads what waits in its
+socket before it judges anybody. Any byte counts as life. The link knows nothing about attempts or requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from pdd.errors import FabricFailure, PddError, PeerIncompatible, PeerLost, PeerProtocol
+from pdd.messenger import handshake, wire
+from pdd.messenger.events import FabricEvents
+from pdd.messenger.frames import FrameStream
+from pdd.messenger.handshake import Compare, LocalNode
+from pdd.messenger.ports import Clock, FabricPort, Recorder
+from pdd.messenger.settings import LinkSettings
+from pdd.messenger.states import State
+
+_log = logging.getLogger(__name__)
+_LINGER_SECONDS = 1.0  # for the goodbye to leave
+_TICKS_PER_HEARTBEAT = 4
+_MAX_ECHOES = 64  # heartbeats whose answer may still come
+
+
+class LinkState(enum.Enum):
+    HANDSHAKE = "handshake"
+    UP = "up"
+    SUSPECT = "suspect"  # silent for a while: no new work, nothing is given up
+    CLOSING = "closing"  # the fence is on its way
+    CLOSED = "closed"  # nothing of this peer lands any more
+
+
+_TABLE = {
+    LinkState.HANDSHAKE: frozenset({LinkState.UP, LinkState.CLOSING}),
+    LinkState.UP: frozenset({LinkState.SUSPECT, LinkState.CLOSING}),
+    LinkState.SUSPECT: frozenset({LinkState.UP, LinkState.CLOSING}),
+    LinkState.CLOSING: frozenset({LinkState.CLOSED}),
+    LinkState.CLOSED: frozenset(),
+}
+
+
+class LinkHandler(Protocol):
+    """What one role does with its links (Decoder for those it dials, Prefiller for those it accepts)."""
+
+    def link_up(self, link: PeerLink) -> None:
+        """The link can be used: after the handshake, and again after each suspicion."""
+
+    def link_message(self, link: PeerLink, message: wire.Message) -> None:
+        """A message other than greeting, proof, hello, goodbye. May raise PeerProtocol to end the link."""
+
+    def link_down(self, link: PeerLink) -> None:
+        """No more messages either way; `link.error` says why. The fence is not up yet."""
+
+    def link_closed(self, link: PeerLink) -> None:
+        """The fence is up: no write through this link's endpoint lands or leaves any more."""
+
+    def pulse(self, link: PeerLink) -> Pulse:
+        """What the next heartbeat says."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pulse:
+    load: wire.Load = wire.Load()  # noqa: RUF009  frozen
+    draining: bool = False
+    progress: tuple[tuple[int, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinkContext:
+    """What all links of a node share."""
+
+    node: LocalNode
+    fabric: FabricPort
+    events: FabricEvents
+    settings: LinkSettings
+    compare: Compare
+    clock: Clock
+    recorder: Recorder
+
+
+class PeerLink:
+    """Owner: the main loop. Make it with a fresh connection, then await `run`."""
+
+    def __init__(
+        self, context: LinkContext, stream: FrameStream, handler: LinkHandler, *, initiator: bool, label: str,
+        admit: Callable[[PeerLink], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.label = label  # the address dialled, or the one that called: for logs
+        self.error: PddError | None = None  # why the link ended
+        self.hello: wire.Hello | None = None
+        self.load = wire.Load()
+        self.peer_draining = False
+        self.rtt_seconds: float | None = None
+        self.endpoint: int | None = None
+        self._context = context
+        self._stream = stream
+        self._handler = handler
+        self._initiator = initiator
+        self._admit = admit  # a last word before the link is up; raises to refuse
+        self.was_up = False
+        self.ended_at: float | None = None
+        self._ended = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._seq = 0
+        self._sent_at: dict[int, float] = {}
+        self._last_seq_received = 0
+        self._last_seq_at = 0.0
+        self._silence = 0.0
+        self._next_beat_at = 0.0
+        self._state = State(
+            "link", label, LinkState.HANDSHAKE, _TABLE, clock=context.clock, recorder=context.recorder
+        )  # fmt: skip
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+    @property
+    def state(self) -> LinkState:
+        return self._state.value
+
+    @property
+    def since(self) -> float:
+        return self._state.since
+
+    @property
+    def is_up(self) -> bool:
+        """Messages can be sent and arrive; true while suspect too."""
+        return self.state in (LinkState.UP, LinkState.SUSPECT)
+
+    @property
+    def peer(self) -> wire.Hello:
+        """The peer's hello; only a link that was up has one."""
+        assert self.hello is not None
+        return self.hello
+
+    @property
+    def name(self) -> str:
+        return self.hello.name if self.hello is not None else self.label
+
+    # -- life -----------------------------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Handshake, then messages until the link ends; `error` says why it did. The fence may still be on its way.
+
+        Cancelling the task ends the link.
+        """
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await self._shake_hands()
+            if self.is_up:
+                tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
+                await self._ended.wait()
+        except asyncio.CancelledError:
+            self.fence(PeerLost("this node closes the link"))
+            raise
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._stream.close(_LINGER_SECONDS)
+
+    def fence(self, error: PddError) -> None:
+        """Ends the link now, for `error`. Idempotent: the first cause stays."""
+        if self.state in (LinkState.CLOSING, LinkState.CLOSED):
+            return
+        self.error = error
+        self.ended_at = self._context.clock()
+        self._state.move(LinkState.CLOSING, str(error))
+        try:
+            self._stream.send(wire.Goodbye(reason=str(error)[:4000]))
+        except PddError:
+            self._stream.abort()  # it cannot be told; the reset tells it
+        self._close_endpoint()
+        self._ended.set()
+        if self.was_up:
+            self._handler.link_down(self)
+
+    async def wait_closed(self) -> None:
+        """Returns once the fence is up."""
+        await self._closed.wait()
+
+    def send(self, message: wire.Message) -> bool:
+        """Queues a message; False when the link has ended or just ended because the peer does not read."""
+        if not self.is_up:
+            return False
+        try:
+            self._stream.send(message)
+        except PddError as error:
+            self.fence(error)
+            return False
+        return True
+
+    def beat_now(self) -> None:
+        """Sends a heartbeat at once: something that peers should know has changed."""
+        if not self.is_up:
+            return
+        now = self._context.clock()
+        self._seq += 1
+        self._sent_at[self._seq] = now
+        while len(self._sent_at) > _MAX_ECHOES:
+            del self._sent_at[next(iter(self._sent_at))]
+        pulse = self._handler.pulse(self)
+        age = now - self._last_seq_at if self._last_seq_received else 0.0
+        self._next_beat_at = now + self._context.settings.heartbeat
+        self.send(
+            wire.Heartbeat(
+                seq=self._seq, load=pulse.load, draining=pulse.draining, progress=pulse.progress,
+                echo=self._last_seq_received, echo_age_us=max(0, int(age * 1e6)),
+            )
+        )  # fmt: skip
+
+    # -- fabric events (EndpointHandler) ----------------------------------------------------------------------------
+    def endpoint_failed(self, message: str) -> None:
+        self.fence(FabricFailure(f"the fabric endpoint of {self.name} failed: {message}"))
+
+    def endpoint_closed(self) -> None:
+        if self.state is not LinkState.CLOSING:  # the native side closed it by itself
+            self.fence(FabricFailure(f"the fabric endpoint of {self.name} was closed"))
+        self._become_closed()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+    async def _shake_hands(self) -> None:
+        context = self._context
+        try:
+            async with asyncio.timeout(context.settings.connect_timeout):
+                await handshake.authenticate(self._stream, context.node.token, initiator=self._initiator)
+                hello = await handshake.exchange_hello(
+                    self._stream, context.node, dialled=self.label if self._initiator else "",
+                    describe=self._open_endpoint, compare=context.compare,
+                )  # fmt: skip
+            self.hello = hello
+            if self.state is not LinkState.HANDSHAKE:  # fenced meanwhile
+                return
+            assert self.endpoint is not None
+            context.fabric.connect(self.endpoint, hello.descriptor)
+            if self._admit is not None:
+                self._admit(self)
+        except TimeoutError:
+            seconds = context.settings.connect_timeout
+            self.fence(PeerLost(f"the handshake with {self.label} did not end within {seconds:g} s"))
+        except PddError as error:
+            self.fence(error)
+        except RuntimeError as error:  # FabricError
+            self.fence(PeerIncompatible(f"the fabric cannot reach {self.name}: {error}"))
+        else:
+            self._become_up()
+
+    def _become_up(self) -> None:
+        self._stream.allow_large_frames()
+        self._state.move(LinkState.UP)
+        self.was_up = True
+        self._handler.link_up(self)
+        self.beat_now()
+
+    def _open_endpoint(self) -> bytes:
+        context = self._context
+        try:
+            self.endpoint = context.fabric.open_endpoint()
+            context.events.on_endpoint(self.endpoint, self)
+            return context.fabric.describe(self.endpoint, list(context.node.regions))
+        except RuntimeError as error:  # FabricError
+            raise FabricFailure(f"this node cannot open a fabric endpoint for {self.label}: {error}") from error
+
+    def _close_endpoint(self) -> None:
+        if self.endpoint is None:
+            self._become_closed()
+            return
+        try:
+            self._context.fabric.close_endpoint(self.endpoint)
+        except RuntimeError as error:
+            # Without the event there is no fence: the pages stay quarantined, visibly, rather than be handed out.
+            _log.error("the endpoint of %s cannot be closed; its pages stay quarantined: %s", self.name, error)
+
+    def _become_closed(self) -> None:
+        if self.state is LinkState.CLOSED:
+            return
+        self._state.move(LinkState.CLOSED)
+        self._closed.set()
+        if self.was_up:
+            self._handler.link_closed(self)
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                self._handle(await self._stream.receive())
+        except PddError as error:
+            self.fence(error)
+        except Exception as error:
+            _log.exception("a message of %s could not be handled", self.name)
+            self.fence(PeerProtocol(f"a message could not be handled: {error!r}"))
+
+    def _handle(self, message: wire.Message) -> None:
+        match message:
+            case wire.Heartbeat():
+                self._take_heartbeat(message)
+            case wire.Goodbye():
+                raise PeerLost(f"{self.name} said goodbye: {message.reason}")
+            case wire.Greeting() | wire.Proof() | wire.Hello():
+                raise PeerProtocol(f"a {type(message).__name__} came after the handshake")
+            case _:
+                if self.is_up:
+                    self._handler.link_message(self, message)
+
+    def _take_heartbeat(self, beat: wire.Heartbeat) -> None:
+        now = self._context.clock()
+        self._last_seq_received, self._last_seq_at = beat.seq, now
+        self.load = beat.load
+        self.peer_draining = beat.draining
+        sent_at = self._sent_at.get(beat.echo)
+        if sent_at is not None:
+            self.rtt_seconds = max(0.0, now - sent_at - beat.echo_age_us / 1e6)
+        if self.is_up:
+            self._handler.link_message(self, beat)
+
+    async def _beat(self) -> None:
+        """Sends heartbeats and counts silence, several times per heartbeat."""
+        settings = self._context.settings
+        tick = settings.heartbeat / _TICKS_PER_HEARTBEAT
+        last_tick_at = self._context.clock()
+        num_bytes = self._stream.num_received_bytes
+        while self.is_up:
+            await asyncio.sleep(tick)
+            now = self._context.clock()
+            # A tick that comes late says that this process did not run: that time proves nothing about the peer.
+            ran, last_tick_at = min(now - last_tick_at, 2 * tick), now
+            self._silence = 0.0 if self._stream.num_received_bytes != num_bytes else self._silence + ran
+            num_bytes = self._stream.num_received_bytes
+            self._judge_silence()
+            if now >= self._next_beat_at:
+                self.beat_now()
+
+    def _judge_silence(self) -> None:
+        settings = self._context.settings
+        if self._silence >= settings.dead_after:
+            self.fence(PeerLost(f"{self.name} has been silent for {settings.dead_after:g} s"))
+        elif self.state is LinkState.UP and self._silence >= settings.suspect_after:
+            self._state.move(LinkState.SUSPECT, f"silent for {settings.suspect_after:g} s")
+        elif self.state is LinkState.SUSPECT and self._silence == 0.0:
+            self._state.move(LinkState.UP, "heard again")
+            self._handler.link_up(self)

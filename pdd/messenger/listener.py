@@ -1,0 +1,100 @@
+"""The decoders that call a prefiller: accepts their connections on a socket that was bound before.
+
+A decoder that calls a second time in the same life (it lost the first connection without this side noticing) replaces
+its old link. Strangers cost a bounded number of half-open handshakes and a rate-limited log line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+from pdd.errors import PeerLost
+from pdd.messenger.frames import FrameStream
+from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
+from pdd.messenger.peers import set_socket_options, wait_fenced, with_link
+from pdd.messenger.quiet import QuietLog
+from pdd.messenger.status import PeerStatus
+
+_log = logging.getLogger(__name__)
+_MAX_HANDSHAKES = 64  # at once; each holds at most a connection, 256 KiB and, late, an endpoint
+
+
+class PeerListener:
+    """Owner: the main loop. `start` once, `close` once."""
+
+    def __init__(self, sock: socket.socket, context: LinkContext, handler: LinkHandler) -> None:
+        self._sock = sock
+        self._context = context
+        self._handler = handler
+        self._server: asyncio.Server | None = None
+        self._links: dict[PeerLink, asyncio.Task[None]] = {}
+        self._fencing: set[PeerLink] = set()
+        self._quiet = QuietLog(_log, context.clock)
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, sock=self._sock)
+
+    async def close(self, fence_seconds: float = 5.0) -> None:
+        """Accepts no more, says goodbye to every decoder and waits for the fences, at most `fence_seconds`."""
+        if self._server is not None:
+            self._server.close()
+        tasks = list(self._links.values())
+        links = [*self._links, *self._fencing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await wait_fenced(links, fence_seconds)
+
+    @property
+    def links(self) -> list[PeerLink]:
+        """Links that are up."""
+        return [link for link in self._links if link.is_up]
+
+    def status(self, outstanding: dict[PeerLink, tuple[int, int]]) -> tuple[PeerStatus, ...]:
+        """`outstanding` maps links to (jobs, tokens) in hand."""
+        now = self._context.clock()
+        return tuple(
+            with_link(
+                PeerStatus(
+                    name=link.name, address=link.label, state=link.state.value, age_seconds=now - link.since,
+                    epoch=link.peer.epoch, via=self._context.node.provider,
+                ),
+                link, *outstanding.get(link, (0, 0)),
+            )
+            for link in self.links
+        )  # fmt: skip
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        stream = FrameStream(reader, writer)
+        self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
+        if sum(link.state is LinkState.HANDSHAKE for link in self._links) >= _MAX_HANDSHAKES:
+            line = f"{stream.peer_name} is turned away: {_MAX_HANDSHAKES} handshakes are open"
+            self._quiet.log(logging.WARNING, line)
+            stream.abort()
+            return
+        set_socket_options(writer)
+        link = PeerLink(
+            self._context, stream, self._handler, initiator=False, label=stream.peer_name, admit=self._admit
+        )  # fmt: skip
+        # A task of our own: asyncio reports the cancellation of one that it made itself as an error.
+        self._links[link] = asyncio.create_task(self._keep(link), name=f"decoder {link.label}")
+
+    async def _keep(self, link: PeerLink) -> None:
+        try:
+            await link.run()
+        finally:
+            del self._links[link]
+            self._fencing.add(link)
+            if link.error is not None:
+                self._quiet.log(logging.WARNING, f"the link of decoder {link.name} ({link.label}) ended: {link.error}")
+
+    def _admit(self, link: PeerLink) -> None:
+        for other in list(self._links):
+            if other is link or not other.is_up:
+                continue
+            if (other.peer.epoch, other.peer.dialled) == (link.peer.epoch, link.peer.dialled):
+                other.fence(PeerLost(f"{link.name} has opened a newer link"))
+        self._quiet.log(logging.INFO, f"decoder {link.name} at {link.label} is up (epoch {link.peer.epoch:016x})")

@@ -1,0 +1,254 @@
+"""The prefillers that a decoder was told of: dials each for ever, keeps one link to each, says which can take work.
+
+Membership is a list of addresses. Every address has one task: dial, run the link, wait, dial again. A peer that is
+replaced or restarted is met again by the next dial, as a new epoch, with a new endpoint; the old link's fence may
+still be on its way then, and does not delay the new one. The table does not choose a peer for an attempt and knows
+nothing of attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import random
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+
+from pdd.errors import PddError, PeerError, PeerIncompatible, PeerLost
+from pdd.messenger.address import Address
+from pdd.messenger.frames import FrameStream
+from pdd.messenger.handshake import FieldDiff, Refusal
+from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
+from pdd.messenger.quiet import QuietLog
+from pdd.messenger.status import PeerStatus
+
+_log = logging.getLogger(__name__)
+
+Connect = Callable[[Address], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Backoff:
+    """Seconds between dials: doubles from `first` to `most`, each time with up to a quarter of it off or on."""
+
+    first: float = 0.1
+    most: float = 2.0
+    jitter: float = 0.25
+
+    def seconds(self, num_failures: int, rng: random.Random) -> float:
+        plain = min(self.most, self.first * 2.0 ** min(num_failures, 32))
+        return plain * (1.0 + rng.uniform(-self.jitter, self.jitter))
+
+
+async def open_tcp(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    set_socket_options(writer)
+    return reader, writer
+
+
+def set_socket_options(writer: asyncio.StreamWriter) -> None:
+    """Small frames leave at once."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Peer:
+    """One address and what became of it."""
+
+    def __init__(self, address: Address, clock_now: float, quiet: QuietLog) -> None:
+        self.address = address
+        self.link: PeerLink | None = None  # the newest; may be over
+        self.epoch: int | None = None  # of the last life that was met
+        self.last_error = ""
+        self.diff: tuple[FieldDiff, ...] = ()
+        self.incompatible = False
+        self.started_at = clock_now
+        self.last_up: PeerLink | None = None  # the newest link that came up
+        self.num_failures = 0  # dials in a row that did not come up
+        self.num_connects = 0
+        self.quiet = quiet
+
+    @property
+    def down_since(self) -> float:
+        """Since when this peer is not up, if it is not."""
+        ended_at = self.last_up.ended_at if self.last_up is not None else None
+        return ended_at if ended_at is not None else self.started_at
+
+    @property
+    def state(self) -> str:
+        if self.link is not None and self.link.is_up:
+            return "suspect" if self.link.state is LinkState.SUSPECT else "up"
+        if self.incompatible:
+            return "incompatible"
+        return "down" if self.num_failures or self.num_connects else "connecting"
+
+
+class PeerTable:
+    """Owner: the main loop. `start` once, `close` once."""
+
+    def __init__(
+        self, addresses: Sequence[Address], context: LinkContext, handler: LinkHandler, *,
+        connect: Connect = open_tcp, backoff: Backoff = Backoff(), rng: random.Random | None = None,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._handler = handler
+        self._connect = connect
+        self._backoff = backoff
+        self._rng = rng or random.Random()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._fencing: set[PeerLink] = set()  # links that are over, their fences perhaps still on their way
+        now = context.clock()
+        self.peers = tuple(Peer(address, now, QuietLog(_log, context.clock)) for address in dict.fromkeys(addresses))
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._keep(peer), name=f"peer {peer.address}") for peer in self.peers
+        ]  # fmt: skip
+
+    async def close(self, fence_seconds: float = 5.0) -> None:
+        """Says goodbye to every peer and waits for the fences, at most `fence_seconds`."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        links = {peer.link for peer in self.peers if peer.link is not None}
+        await wait_fenced([*links, *self._fencing], fence_seconds)
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+    def usable_links(self) -> list[PeerLink]:
+        """Links that can take new work: up, not suspect, peer not draining."""
+        return [
+            peer.link
+            for peer in self.peers
+            if peer.link is not None and peer.link.state is LinkState.UP and not peer.link.peer_draining
+        ]
+
+    def hope_until(self) -> float | None:
+        """Until when it makes sense to wait for a peer that is not usable now; None: nobody to wait for.
+
+        A peer is waited for during `connect_timeout` from when it went away, not from when somebody asks.
+        """
+        grace = self._context.settings.connect_timeout
+        ends = []
+        for peer in self.peers:
+            if peer.state == "suspect" and peer.link is not None:
+                ends.append(peer.link.since + max(grace, self._context.settings.dead_after))
+            elif peer.state in ("down", "connecting"):
+                ends.append(peer.down_since + grace)
+        return max(ends, default=None)
+
+    def explain(self) -> str:
+        """Why no peer can take work: every peer and its cause."""
+        if not self.peers:
+            return "no prefiller is configured (peers.static)"
+        causes = []
+        for peer in self.peers:
+            state = peer.state
+            if peer.link is not None and peer.link.is_up and peer.link.peer_draining:
+                state = "draining"
+            causes.append(f"{peer.address} is {state}" + (f" ({peer.last_error})" if peer.last_error else ""))
+        return "; ".join(causes)
+
+    def status(self, outstanding: Callable[[PeerLink], tuple[int, int]]) -> tuple[PeerStatus, ...]:
+        """`outstanding` gives (attempts, tokens) in hand of a link."""
+        return tuple(self._status(peer, outstanding) for peer in self.peers)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+    async def _keep(self, peer: Peer) -> None:
+        while True:
+            if self._twin(peer) is None:
+                began = self._context.clock()
+                came_up = await self._dial(peer)
+                # A link that falls right after it came up is a failure too: it must not be dialled ten times a second.
+                lasted = came_up and self._context.clock() - began > self._backoff.most
+                peer.num_failures = 0 if lasted else peer.num_failures + 1
+            await asyncio.sleep(self._backoff.seconds(peer.num_failures, self._rng))
+
+    def _twin(self, peer: Peer) -> Peer | None:
+        """Another address with a live link to the node that `peer` was last seen to be."""
+        for other in self.peers:
+            if other is not peer and other.link is not None and other.link.is_up and other.epoch == peer.epoch:
+                return other
+        return None
+
+    async def _dial(self, peer: Peer) -> bool:
+        """One connection, from dial to end. True when its link came up."""
+        settings = self._context.settings
+        num_connects = peer.num_connects
+        try:
+            async with asyncio.timeout(settings.connect_timeout):
+                reader, writer = await self._connect(peer.address)
+        except TimeoutError:
+            self._note(peer, PeerLost(f"no connection within {settings.connect_timeout:g} s"))
+            return False
+        except OSError as error:
+            self._note(peer, PeerLost(f"cannot connect: {error.strerror or error}"))
+            return False
+
+        def admit(link: PeerLink) -> None:
+            self._admit(peer, link)
+
+        if peer.link is not None:
+            self._fencing.add(peer.link)
+        self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
+        peer.link = PeerLink(
+            self._context, FrameStream(reader, writer), self._handler, initiator=True, label=str(peer.address),
+            admit=admit,
+        )  # fmt: skip
+        await peer.link.run()
+        if peer.link.error is not None:
+            self._note(peer, peer.link.error)
+        return peer.num_connects > num_connects
+
+    def _admit(self, peer: Peer, link: PeerLink) -> None:
+        """Called when the handshake is done and before the link is used."""
+        epoch = link.peer.epoch
+        restarted = peer.epoch is not None and peer.epoch != epoch
+        peer.epoch = epoch
+        twin = self._twin(peer)
+        if twin is not None:
+            raise PeerIncompatible(f"it is the same node as {twin.address}", hint="list each prefiller once")
+        peer.num_connects += 1
+        peer.last_up = link
+        peer.incompatible, peer.diff = False, ()
+        what = "restarted and is used again" if restarted else "is up"
+        peer.quiet.log(logging.INFO, f"prefiller {link.name} at {peer.address} {what} (epoch {epoch:016x})")
+
+    def _note(self, peer: Peer, error: PddError) -> None:
+        peer.last_error = str(error)
+        peer.incompatible = isinstance(error, PeerError) and not error.retryable
+        peer.diff = error.diff if isinstance(error, Refusal) else ()
+        peer.quiet.log(logging.WARNING, f"prefiller {peer.address} is {peer.state}: {error}")
+
+    def _status(self, peer: Peer, outstanding: Callable[[PeerLink], tuple[int, int]]) -> PeerStatus:
+        now = self._context.clock()
+        link = peer.link if peer.link is not None and peer.link.is_up else None
+        base = PeerStatus(
+            name=peer.link.name if peer.link is not None else str(peer.address), address=str(peer.address),
+            state=peer.state, age_seconds=now - (link.since if link is not None else peer.down_since),
+            last_error=peer.last_error, epoch=peer.epoch, via=self._context.node.provider, diff=peer.diff,
+            num_connects=peer.num_connects,
+        )  # fmt: skip
+        return base if link is None else with_link(base, link, *outstanding(link))
+
+
+def with_link(base: PeerStatus, link: PeerLink, num_outstanding: int, outstanding_tokens: int) -> PeerStatus:
+    """`base` and what a live link knows."""
+    return dataclasses.replace(
+        base, version=link.peer.version, rtt_seconds=link.rtt_seconds, draining=link.peer_draining,
+        queued_tokens=link.load.queued_tokens, running=link.load.running, free_pages=link.load.free_pages,
+        outstanding=num_outstanding, outstanding_tokens=outstanding_tokens,
+    )  # fmt: skip
+
+
+async def wait_fenced(links: Sequence[PeerLink], seconds: float) -> bool:
+    """Waits until all links are CLOSED. False when some are not within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            for link in links:
+                await link.wait_closed()
+    except TimeoutError:
+        _log.error("%d links are still not fenced", sum(link.state is not LinkState.CLOSED for link in links))
+        return False
+    return True

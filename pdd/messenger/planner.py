@@ -1,0 +1,81 @@
+"""Brings the pure planner of `pdd.kv.sharding` together with the geometry of a handshake and the fabric's plans."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pdd.kv import sharding
+from pdd.messenger import wire
+from pdd.messenger.handshake import FieldDiff
+
+_NODE_FIELDS = ("model", "vocab_size")  # what sharding does not look at
+
+
+def shard_spec(geometry: wire.Geometry) -> sharding.ShardSpec:
+    return sharding.ShardSpec(
+        num_layers=geometry.num_layers, num_kv_heads=geometry.num_kv_heads, head_dim=geometry.head_dim,
+        dtype=geometry.dtype, page_size=geometry.page_size, num_pages=geometry.num_pages, tp=geometry.tp,
+    )  # fmt: skip
+
+
+def compare(ours: wire.Geometry, theirs: wire.Geometry) -> tuple[FieldDiff, ...]:
+    """Every field that forbids two nodes to exchange KV."""
+    found = [
+        (name, str(getattr(ours, name)), str(getattr(theirs, name)))
+        for name in _NODE_FIELDS
+        if getattr(ours, name) != getattr(theirs, name)
+    ]
+    found += sharding.incompatibilities(shard_spec(ours), shard_spec(theirs))
+    return tuple(FieldDiff(*diff) for diff in found)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ShardPush:
+    """PushPlan of one pair of ranks."""
+
+    native: Any
+    writes: sharding.ShardWrites
+
+    def entries(self, begin_token: int, end_token: int) -> tuple[int, int]:
+        return self.writes.entries(begin_token, end_token)
+
+
+class ShardPlanner:
+    """Planner over `sharding.plan_writes`. `regions` are this node's fabric regions, one per rank."""
+
+    def __init__(self, regions: Sequence[int], make_native: Callable[..., Any]) -> None:
+        self._regions = tuple(regions)
+        self._make_native = make_native  # WritePlan
+
+    def expected_units(
+        self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
+    ) -> int:  # fmt: skip
+        src, dst = shard_spec(source), shard_spec(destination)
+        return sum(sharding.expected_units(src, dst, rank, num_tokens, skip_tokens) for rank in range(dst.tp))
+
+    def plan(
+        self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],
+        destination_pages: Sequence[int], num_tokens: int, skip_tokens: int,
+    ) -> Sequence[ShardPush]:  # fmt: skip
+        src, dst = shard_spec(source), shard_spec(destination)
+        return tuple(
+            self._push(
+                sharding.plan_writes(
+                    src, dst, src_rank=src_rank, dst_rank=dst_rank, num_tokens=num_tokens, skip_tokens=skip_tokens,
+                    src_pages=source_pages, dst_pages=destination_pages,
+                )
+            )
+            for dst_rank in range(dst.tp)
+            for src_rank in sharding.source_ranks(src, dst, dst_rank)
+        )  # fmt: skip
+
+    def _push(self, writes: sharding.ShardWrites) -> ShardPush:
+        native = self._make_native(
+            src_region=self._regions[writes.src_rank], dst_region=writes.dst_rank, src_offset=writes.src_offset,
+            dst_offset=writes.dst_offset, nbytes=writes.nbytes, units=writes.units,
+            src_layer_stride=writes.src_layer_stride, dst_layer_stride=writes.dst_layer_stride,
+            num_layers=writes.num_layers,
+        )  # fmt: skip
+        return ShardPush(native, writes)

@@ -1,0 +1,95 @@
+"""What the messenger needs from the layers below, as protocols: the fabric, the write planner, the clock, the recorder.
+
+The real ones are `pdd.fabric._native.Fabric` and an adapter of `pdd.kv.sharding`; tests and a later simulation bring
+their own. Event tuples and their kinds are those of `_native.pyi`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from pdd.messenger import wire
+
+Clock = Callable[[], float]  # monotonic seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EventKinds:
+    """The numbers that the first element of a fabric event can be."""
+
+    imm_reached: int
+    imm_overrun: int
+    transfer_done: int
+    endpoint_failed: int
+    endpoint_closed: int
+
+
+class FabricPort(Protocol):
+    """The part of `Fabric` that a messenger uses. Safe from any thread; raises FabricError (a RuntimeError)."""
+
+    def fileno(self) -> int: ...
+    def drain(self, max_events: int = 1024) -> list[tuple[Any, ...]]: ...
+    def open_endpoint(self) -> int: ...
+    def describe(self, endpoint: int, regions: list[int]) -> bytes: ...
+    def connect(self, endpoint: int, descriptor: bytes) -> None: ...
+    def close_endpoint(self, endpoint: int) -> None: ...
+    def imm_allocate(self, endpoint: int) -> int: ...
+    def imm_arm(self, key: int, expected: int) -> None: ...
+    def imm_arrived(self, key: int) -> int: ...
+    def imm_retire(self, key: int) -> int: ...
+    def open_transfer(self, endpoint: int, key: int) -> int: ...
+    def arm(self, transfer: int, watch: int, first_value: int, plan: Any, begin: int, end: int) -> None: ...
+    def finish(self, transfer: int) -> None: ...
+    def cancel(self, transfer: int) -> None: ...
+
+
+class PushPlan(Protocol):
+    """The writes of one layer from one source rank, in token order; made once per request."""
+
+    @property
+    def native(self) -> Any:
+        """The fabric's WritePlan."""
+
+    def entries(self, begin_token: int, end_token: int) -> tuple[int, int]:
+        """The half-open range of entries that computing these tokens makes sendable. Ranges of successive chunks tile
+        the plan, whatever the chunks are."""
+
+
+class Planner(Protocol):
+    """The arithmetic that both sides of a transfer must agree on."""
+
+    def expected_units(
+        self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
+    ) -> int:  # fmt: skip
+        """Units that make the KV of `num_tokens` tokens whole, over all ranks of the destination."""
+
+    def plan(
+        self,
+        source: wire.Geometry,
+        destination: wire.Geometry,
+        source_pages: Sequence[int],
+        destination_pages: Sequence[int],
+        num_tokens: int,
+        skip_tokens: int,
+    ) -> Sequence[PushPlan]: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Change:
+    """One state change of a link, an attempt or a job: what a flight recorder keeps."""
+
+    at: float  # the clock's
+    kind: str  # link, attempt, job
+    ident: str
+    before: str
+    after: str
+    why: str
+
+
+Recorder = Callable[[Change], None]
+
+
+def record_nothing(change: Change) -> None:
+    """The recorder of a node that has none."""

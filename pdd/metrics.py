@@ -1,0 +1,257 @@
+"""Every metric of a node, in a registry of its own, and the text that Prometheus scrapes.
+
+Two kinds. What some part already counts (pages, writes, tokens) is not counted again: that part publishes a
+`Snapshot`, and `SnapshotCollector` turns it into families at scrape time. What only happens here (a latency, a retry)
+is observed into the histograms and counters of `Metrics`. Every label set exists at zero from the start: a panel is
+never empty. No request id, no client text is ever a label. Names and label values are part of pdd's interface.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second time series per counter that nothing reads
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+PAGE_STATES = ("free", "cached", "reserved", "running", "sending", "quarantined")
+DIRECTIONS = ("out", "in")  # out: this node's writes; in: units that arrived here
+OUTCOMES = ("stop", "length", "abort", "error")
+FAILURE_REASONS = ("refused", "failed", "cancelled", "stalled", "peer_lost", "overrun")
+PROVIDERS = ("efa", "verbs", "tcp", "net", "tcp;ofi_rxm", "shm")
+FALLBACKS = (("remote", "other_prefiller"), ("remote", "local"), ("remote", "error"))
+
+_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+# An RDMA write of a layer takes tens of microseconds; a long prompt over tcp takes seconds.
+_TRANSFER_BUCKETS = (
+    50e-6,
+    100e-6,
+    250e-6,
+    500e-6,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+)
+_BATCH_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinkTotals:
+    """What went over one link (a peer on a NIC), since this life of the node began."""
+
+    peer: str
+    nic: str
+    direction: str  # one of DIRECTIONS
+    bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What the owners of the state have published. Totals never fall within one life of the node."""
+
+    pages: Mapping[str, int] = dataclasses.field(default_factory=dict)  # state → pages; absent: 0
+    pages_total: int = 0
+    running: int = 0
+    waiting: int = 0
+    waiting_for_kv: int = 0
+    batch_size: int = 0
+    prompt_tokens: int = 0  # totals from here
+    generation_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    writes: int = 0
+    bytes: int = 0
+    units: int = 0
+    units_received: int = 0
+    stale_units: int = 0
+    transfer_failures: int = 0
+    transfers_active: int = 0
+    attempts_open: int = 0  # attempts whose pages wait for writes
+    attempts_expired: int = 0  # of them, ended by a deadline
+    engine_heartbeat_age: float = 0.0  # seconds since the engine thread last said it is alive
+    peers: Mapping[str, bool] = dataclasses.field(default_factory=dict)  # name → up
+    links: Sequence[LinkTotals] = ()
+    nic_utilization: Mapping[str, float] = dataclasses.field(default_factory=dict)  # NIC → share of its line rate
+
+
+class SnapshotCollector(Collector):
+    """Families made from the latest snapshot. Holds no numbers of its own."""
+
+    def __init__(self, source: Callable[[], Snapshot], peers: Sequence[str]) -> None:
+        self._source = source
+        self._peers = tuple(peers)
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._source()
+        yield _labelled(
+            GaugeMetricFamily("pdd_kv_pages", "Pages of the pool by state.", labels=["state"]),
+            [((state,), now.pages.get(state, 0)) for state in PAGE_STATES],
+        )
+        yield GaugeMetricFamily("pdd_kv_pool_pages", "Pages of the pool.", now.pages_total)
+        free = now.pages.get("free", 0) + now.pages.get("cached", 0)
+        used = (now.pages_total - free) / now.pages_total if now.pages_total else 0.0
+        yield GaugeMetricFamily("pdd_kv_cache_usage_ratio", "Share of the pool that cannot be handed out now.", used)
+        for name, text, value in (
+            ("requests_running", "Requests in the batch.", now.running),
+            ("requests_waiting", "Requests that wait for pages or a slot.", now.waiting),
+            ("requests_waiting_for_kv", "Requests that wait for KV from a prefiller.", now.waiting_for_kv),
+            ("batch_size", "Requests in the last step.", now.batch_size),
+            ("kv_transfers_active", "Transfer sets with writes not yet terminal.", now.transfers_active),
+            ("kv_leases", "Attempts whose pages wait for a prefiller's writes.", now.attempts_open),
+            ("engine_heartbeat_age_seconds", "Time since the engine thread was last alive.", now.engine_heartbeat_age),
+        ):
+            yield GaugeMetricFamily(f"pdd_{name}", text, value)
+        for name, text, value in (
+            ("prompt_tokens", "Prompt tokens of finished and running requests.", now.prompt_tokens),
+            ("generation_tokens", "Tokens generated.", now.generation_tokens),
+            ("cached_tokens", "Prompt tokens whose KV was reused.", now.cached_tokens),
+            ("preemptions", "Requests thrown out of the batch for pages.", now.preemptions),
+            ("engine_steps", "Forward steps.", now.steps),
+            ("kv_transfer_writes", "Writes posted.", now.writes),
+            ("kv_transfer_units", "Units of the writes posted.", now.units),
+            ("kv_transfer_units_received", "Units counted by immediates.", now.units_received),
+            ("kv_stale_units", "Units that named a key not in use.", now.stale_units),
+            (
+                "kv_transfer_sets_failed",
+                "Transfer sets that ended with a failed or unknown write.",
+                now.transfer_failures,
+            ),
+            ("kv_leases_expired", "Attempts ended by a deadline.", now.attempts_expired),
+        ):
+            yield CounterMetricFamily(f"pdd_{name}", text, value)
+        yield _labelled(
+            GaugeMetricFamily("pdd_peer_up", "Whether the peer takes work.", labels=["peer"]),
+            [((peer,), float(now.peers.get(peer, False))) for peer in dict.fromkeys([*self._peers, *now.peers])],
+        )
+        yield _labelled(
+            GaugeMetricFamily("pdd_nic_link_utilization_ratio", "Share of the line rate in use.", labels=["nic"]),
+            [((nic,), share) for nic, share in (now.nic_utilization or {"": 0.0}).items()],
+        )
+        links = {(link.peer, link.nic, link.direction): link.bytes for link in now.links}
+        for direction in DIRECTIONS:  # the sum over all peers is there before any peer is
+            links.setdefault(("", "", direction), 0)
+        yield _labelled(
+            CounterMetricFamily(
+                "pdd_kv_transfer_bytes", "KV bytes by peer and NIC.", labels=["peer", "nic", "direction"]
+            ),
+            links.items(),
+        )
+
+
+_Family = GaugeMetricFamily | CounterMetricFamily
+
+
+def _labelled(family: _Family, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+class Metrics:
+    """The registry of one node. Owner: the main loop; observers may call from any thread."""
+
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        role: str = "",
+        model: str = "",
+        version: str = "",
+        provider: str = "",
+        peers: Sequence[str] = (),
+    ) -> None:
+        self.registry = CollectorRegistry()
+        self._source: Callable[[], Snapshot] = Snapshot
+        self.registry.register(SnapshotCollector(lambda: self._source(), peers))
+        Gauge(
+            "pdd_build_info",
+            "Always 1; what runs is in the labels.",
+            ["version", "role", "name", "model"],
+            registry=self.registry,
+        ).labels(version, role, name, model).set(1)
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From request to first token.", _LATENCY_BUCKETS
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of a request.", _LATENCY_BUCKETS
+        )
+        self.request_latency = self._histogram(
+            "e2e_request_latency_seconds", "From request to last token.", _LATENCY_BUCKETS
+        )
+        self.queue_time = self._histogram(
+            "request_queue_seconds", "From request to its first step or remote attempt.", _LATENCY_BUCKETS
+        )
+        self.step_seconds = self._histogram("engine_step_seconds", "Wall time of a forward step.", _LATENCY_BUCKETS)
+        self.step_batch_size = self._histogram("step_batch_size", "Requests per step.", _BATCH_BUCKETS)
+        self.kv_transfer = Histogram(
+            "pdd_kv_transfer_seconds",
+            "From asking (in) or first arming (out) to the last write.",
+            ["direction", "via"],
+            buckets=_TRANSFER_BUCKETS,
+            registry=self.registry,
+        )
+        for via in dict.fromkeys([*([provider] if provider else []), *PROVIDERS]):
+            for direction in DIRECTIONS:
+                self.kv_transfer.labels(direction, via)
+        self.requests = self._counter(
+            "requests", "Requests ended, by how.", ["outcome"], [(outcome,) for outcome in OUTCOMES]
+        )
+        self.kv_transfer_failures = self._counter(
+            "kv_transfer_failures",
+            "Attempts that did not complete, by why.",
+            ["reason"],
+            [(reason,) for reason in FAILURE_REASONS],
+        )
+        self.kv_fallback = self._counter("kv_fallback", "Attempts taken up elsewhere.", ["from", "to"], FALLBACKS)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"pdd_{name}", text, buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str], sets: Sequence[Sequence[str]]) -> Counter:
+        counter = Counter(f"pdd_{name}", text, labels, registry=self.registry)
+        for values in sets:
+            counter.labels(*values)
+        return counter
+
+    def read_from(self, source: Callable[[], Snapshot]) -> None:
+        """Sets who gives the snapshot at each scrape. It must return at once, and from any thread."""
+        self._source = source
+
+    def text(self) -> str:
+        """All metrics in the Prometheus text format (CONTENT_TYPE)."""
+        return generate_latest(self.registry).decode()
+
+
+def percentile(histogram: Histogram, share: float) -> float | None:
+    """The bucket bound below which `share` of the observations lie, interpolated;
+
+    None before the first. For status and top.
+    """
+    samples = [sample for family in histogram.collect() for sample in family.samples if sample.name.endswith("_bucket")]
+    total = samples[-1].value if samples else 0
+    if not total:
+        return None
+    low, below = 0.0, 0.0
+    for sample in samples:  # cumulative, by rising bound
+        bound = float(sample.labels["le"])
+        if sample.value >= share * total:
+            inside = sample.value - below
+            return low if bound == float("inf") else low + (bound - low) * (share * total - below) / max(inside, 1)
+        low, below = bound, sample.value
+    return low

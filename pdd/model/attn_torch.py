@@ -1,0 +1,95 @@
+"""Paged attention with plain torch operations: the specification that other backends are tested against.
+
+The pages of a layer are seen as rows `[page, head, K or V, slot] x [head_dim]` for appending and as tiles `[page,
+head, K or V] x [page_size * head_dim]` for gathering, so that one index operation moves whole tiles. Index tensors
+depend on the step only and are made once for all layers. Gathering copies every row's KV in every layer: that is this
+backend's price.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+
+from pdd.kv.layout import KvLayout
+from pdd.model.attention import Batch, Segment
+
+
+class TorchAttention:
+    """See the module's docstring. Not safe for use by several threads."""
+
+    def __init__(self, layout: KvLayout, kv: torch.Tensor, num_heads: int) -> None:
+        """kv: `[layers, pages, heads, 2, page_size, head_dim]` (model.attention.kv_tensor)."""
+        self._layout = layout
+        self._num_heads = num_heads
+        self._rows = [layer.view(-1, layout.head_dim) for layer in kv]
+        self._tiles = [layer.view(-1, layout.page_size * layout.head_dim) for layer in kv]
+        heads = torch.arange(layout.num_kv_heads)
+        # Tile numbers within a page: head h has K at 2h and V at 2h + 1.
+        self._head_tiles = torch.stack([2 * heads, 2 * heads + 1], dim=1)  # [heads, 2]
+        self._append_tiles = torch.cat([2 * heads, 2 * heads + 1])  # [2 * heads]: the order of run()'s kv
+        self._dtype = kv.dtype
+
+    def plan(self, batch: Batch) -> None:
+        layout = self._layout
+        tiles = batch.pages[:, None] * (2 * layout.num_kv_heads) + self._append_tiles  # [T, 2 * heads]
+        self._append_index = tiles * layout.page_size + batch.slots[:, None]
+        self._num_decode = len(batch.decode_kv_lens)
+        if self._num_decode:
+            self._plan_decode(batch)
+        self._segments: list[tuple[Segment, torch.Tensor | None, torch.Tensor | None]] = []
+        for segment in batch.segments:
+            if segment.start == 0:  # nothing earlier: the chunk's own K and V are all there is
+                self._segments.append((segment, None, None))
+                continue
+            index = self._gather_index(torch.from_numpy(segment.table)[None, :])
+            query = torch.arange(segment.start, segment.kv_len)
+            visible = torch.arange(segment.kv_len)[None, :] <= query[:, None]  # causal, shifted by `start`
+            self._segments.append((segment, index, visible))
+
+    def run(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        layout, kv_heads = self._layout, self._layout.num_kv_heads
+        self._rows[layer][self._append_index] = kv
+        out = torch.empty(q.shape, dtype=q.dtype)
+        if self._num_decode:
+            self._attend_decode(layer, q[: self._num_decode], out[: self._num_decode])
+        for segment, index, visible in self._segments:
+            query = q[segment.begin : segment.end].transpose(0, 1)[None]  # [1, heads, qo_len, head_dim]
+            if index is None:
+                own = kv[segment.begin : segment.end].transpose(0, 1)[None]
+                k, v = own[:, :kv_heads], own[:, kv_heads:]
+                part = functional.scaled_dot_product_attention(query, k, v, is_causal=True, enable_gqa=True)
+            else:
+                k, v = self._gather(layer, index, 1)
+                k, v = k[:, :, : segment.kv_len], v[:, :, : segment.kv_len]
+                part = functional.scaled_dot_product_attention(query, k, v, attn_mask=visible, enable_gqa=True)
+            out[segment.begin : segment.end] = part[0].transpose(0, 1)
+        return out.view(-1, self._num_heads * layout.head_dim)
+
+    def _plan_decode(self, batch: Batch) -> None:
+        layout = self._layout
+        tables = torch.from_numpy(batch.decode_tables)
+        self._decode_index = self._gather_index(tables)
+        positions = torch.arange(tables.shape[1] * layout.page_size)
+        hidden = positions >= torch.from_numpy(batch.decode_kv_lens)[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+        group = self._num_heads // layout.num_kv_heads
+        self._decode_mask = mask[:, None, None, :].expand(-1, 1, group, -1)
+
+    def _attend_decode(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the attention of `[D, num_heads, head_dim]` queries, one row each, into `out` of the same shape."""
+        layout, rows = self._layout, self._num_decode
+        k, v = self._gather(layer, self._decode_index, rows)
+        grouped = q.reshape(rows, layout.num_kv_heads, -1, layout.head_dim)  # query heads of a KV head together
+        out.copy_(functional.scaled_dot_product_attention(grouped, k, v, attn_mask=self._decode_mask).view(out.shape))
+
+    def _gather_index(self, tables: torch.Tensor) -> torch.Tensor:
+        """Tile numbers `[rows * heads * 2 * pages]` that lay out each row's K, then V, per head in token order."""
+        first_tiles = tables * (2 * self._layout.num_kv_heads)  # [rows, pages]
+        return (first_tiles[:, None, None, :] + self._head_tiles[None, :, :, None]).reshape(-1)
+
+    def _gather(self, layer: int, index: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V, each `[rows, kv_heads, pages * page_size, head_dim]`."""
+        layout = self._layout
+        both = self._tiles[layer].index_select(0, index).view(rows, layout.num_kv_heads, 2, -1, layout.head_dim)
+        return both[:, :, 0], both[:, :, 1]

@@ -1,0 +1,302 @@
+"""The picture of `pdd top` as lines of styled text. Pure: the same function draws the live screen, `--once` and the
+tests.
+
+Widths are fixed by the size of the window, never by the values, so that a value that changes repaints one line. Every
+color stands beside a word or a sign. `Glyphs` holds what differs between Unicode and `--ascii`. Not here: Textual,
+the terminal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from pdd.tui.rates import History, known
+from pdd.units import show_bytes, show_count, show_duration
+
+Span = tuple[str, str]  # text, style: "", title, good, warn, bad, dim
+Line = list[Span]
+
+MIN_WIDTH, MIN_HEIGHT = 40, 8
+PANEL_WIDTH = 78  # below this, plain lines instead of panels
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Glyphs:
+    spark: str
+    corners: str  # top left, top right, bottom left, bottom right
+    horizontal: str
+    vertical: str
+    used: str
+    held: str
+    free: str
+
+
+UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", "┌┐└┘", "─", "│", "█", "▒", "░")
+ASCII = Glyphs(" .:-=+*%#", "++++", "-", "|", "#", "=", ".")
+_STATE_STYLE = {
+    **dict.fromkeys(("ready", "up"), "good"),
+    **dict.fromkeys(("starting", "loading", "connecting", "draining", "suspect"), "warn"),
+    **dict.fromkeys(("not_ready", "stopping", "down", "incompatible"), "bad"),
+}
+
+HELP = (
+    "q, F10, ctrl+c   quit",
+    "space            pause: data keeps arriving, the age is shown",
+    "+ -              slower or faster pictures, 0.25 s to 10 s",
+    "?, F1            this page",
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything a picture depends on."""
+
+    history: History
+    now: float  # same clock as History.updated
+    clock: str  # wall clock, as shown
+    interval: float
+    lost: str = ""  # why the daemon is not connected; empty: it is
+    paused: bool = False
+    help: bool = False
+
+
+def say(text: str, style: str = "") -> Line:
+    return [(text, style)]
+
+
+def frame(scene: Scene, width: int, height: int, glyphs: Glyphs = UNICODE) -> list[Line]:
+    """Exactly `height` lines of exactly `width` cells."""
+    if width <= 0 or height <= 0:
+        return []
+    if width < MIN_WIDTH or height < MIN_HEIGHT:
+        lines: list[Line] = [[(f"pdd top needs {MIN_WIDTH}x{MIN_HEIGHT}, this is {width}x{height}", "warn")]]
+        return [fit(line, width) for line in (lines + [[]] * height)[:height]]
+    status = scene.history.status
+    body: list[Line]
+    if scene.help:
+        body = [[], *([(f"  {text}", "")] for text in HELP)]
+    elif status is None:
+        body = [[], [("  waiting for the first picture", "dim")]]
+    elif width >= PANEL_WIDTH:
+        body = [*_panels(scene.history, status, width, glyphs), *_peers(status), *_findings(status)]
+    else:
+        body = [*_plain(status), *_peers(status), *_findings(status)]
+    top = [_header(scene, width), *_banner(scene)]
+    room = height - len(top) - 1
+    lines = [*top, *(body + [[]] * room)[:room], [(" q quit  ? help  space pause  +/- speed", "dim")]]
+    return [fit(line, width) for line in lines]
+
+
+def text(lines: Sequence[Line]) -> str:
+    """The picture without styles, for pipes and tests."""
+    return "\n".join("".join(part for part, _ in line).rstrip() for line in lines)
+
+
+def fit(line: Line, width: int) -> Line:
+    """`line` cut or padded to `width` cells. Every character used here is one cell wide."""
+    cut: Line = []
+    room = width
+    for part, style in line:
+        part = "".join(char if char.isprintable() else "?" for char in part)[:room]
+        cut.append((part, style))
+        room -= len(part)
+    return [*cut, (" " * room, "")] if room else cut
+
+
+def is_stale(scene: Scene) -> bool:
+    age = _age(scene)
+    return age is not None and age > max(1.5 * scene.interval, scene.interval + 0.75)
+
+
+def _age(scene: Scene) -> float | None:
+    return None if scene.history.updated is None else max(scene.now - scene.history.updated, 0.0)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+def _header(scene: Scene, width: int) -> Line:
+    status = scene.history.status
+    left: Line = [(" pdd top  ", "title")]
+    if status is not None:
+        state = status["state"]
+        left += [
+            (f"{status['name']} {status['role']} ", ""),
+            (state.upper(), _STATE_STYLE.get(state, "")),
+            (f"  {status['model'] or '-'}  up {show_duration(status['uptime_seconds'])}", ""),
+        ]
+    if scene.paused:
+        sign, style = "PAUSED", "warn"
+    elif scene.lost:
+        sign, style = "LOST", "bad"
+    elif is_stale(scene):
+        sign, style = "STALE", "bad"
+    else:
+        sign, style = "live", "good"
+    right: Line = [(f"  {scene.interval:g}s  ", "dim"), (sign, style), (f"  {scene.clock} ", "")]
+    room = width - sum(len(part) for part, _ in right)
+    return [*fit(left, room), *right]
+
+
+def _banner(scene: Scene) -> list[Line]:
+    age = _age(scene)
+    if scene.lost:
+        seen = f"; last seen {show_duration(age)} ago" if age is not None else ""
+        return [[(f" ! {scene.lost}{seen}; trying again", "bad")]]
+    if scene.paused:
+        return [say(f" paused {show_duration(age)} ago; space goes on", "warn")]
+    if is_stale(scene):
+        return [say(f" ! no answer for {show_duration(age)}", "bad")]
+    return []
+
+
+def _panels(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
+    half, queue_width, latency_width = width // 2, 21, 27
+    pages_width = width - queue_width - latency_width
+    charts = _beside(_batch(history, status, half, glyphs), _moved(history, status, width - half, glyphs))
+    middle = _beside(
+        _panel("queue", _queue(status), "", queue_width, glyphs),
+        _panel("latency    p50     p99", _latency(status), "", latency_width, glyphs),
+        _panel(
+            f"pages  {show_count(status['pages']['total'])}",
+            _pages(status, pages_width - 4, glyphs),
+            "",
+            pages_width,
+            glyphs,
+        ),
+    )
+    transfers = status["transfers"]
+    writes, units, received = (show_count(transfers[key]) for key in ("writes", "units", "units_received"))
+    sent = f" sent {show_bytes(transfers['bytes'])} in {writes} writes, {units} units"
+    counters = f"{sent}   received {received} units   active {transfers['active']}   "
+    failed: Span = (f"failed {transfers['failed']}", "bad" if transfers["failed"] else "")
+    return [*charts, *middle, [(counters, ""), failed]]
+
+
+def _batch(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
+    batch = known(history.batch)
+    average, largest = (sum(batch) / len(batch), max(batch)) if batch else (0.0, 0.0)
+    now = f"{status['batch_size']} / {status['max_batch_size']}"
+    chart = say(spark(list(history.batch), width - 4, glyphs), "good")
+    return _panel(f"batch {now}  avg {average:.0f}  max {largest:.0f}", [chart], "", width, glyphs)
+
+
+def _moved(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
+    rates = status["rates"]["1s"]
+    into, out = (show_bytes(rates[f"bytes{way}_per_second"], "B/s") for way in ("_received", ""))
+    chart = say(spark(list(history.moved), width - 4, glyphs), "good")
+    peak = f"peak {show_bytes(max(known(history.moved), default=0), 'B/s')}"
+    return _panel(f"KV transfer  in {into}  out {out}", [chart], peak, width, glyphs)
+
+
+def _queue(status: dict[str, Any]) -> list[Line]:
+    return [
+        say(f"running   {status['running']:>7}"),
+        say(f"waiting   {status['waiting']:>7}"),
+        say(f"wait kv   {status['waiting_for_kv']:>7}"),
+        say(f"preempted {status['engine']['preemptions']:>7}"),
+        say(f"steps/s   {status['rates']['1s']['steps_per_second']:>7.0f}"),
+    ]
+
+
+def _latency(status: dict[str, Any]) -> list[Line]:
+    lines = []
+    for label, key in (("ttft", "ttft"), ("itl", "itl"), ("kv wait", "kv_wait")):
+        p50, p99 = (show_duration(status["latency"][f"{key}_{which}_seconds"]) for which in ("p50", "p99"))
+        lines.append(say(f"{label:8}{p50:>7} {p99:>7}"))
+    age = status["engine"]["heartbeat_age_seconds"]
+    lines.append(say(f"engine  {show_duration(age):>7} ago", "bad" if age is not None and age > 5 else ""))
+    fabric = status["fabric"]
+    return [*lines, say(f"via     {fabric['provider'] or '-'} {fabric['library_version'] or ''}")]
+
+
+def _pages(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
+    pages, rates = status["pages"], status["rates"]["1s"]
+    total = max(pages["total"], 1)
+    free = pages["free"] + pages["cached"]
+    share = f" {(pages['total'] - free) / total:4.0%}"
+    cells = max(width - len(share), 1)
+    running = round(cells * pages["running"] / total)
+    held = round(cells * (pages["total"] - free) / total) - running
+    bar = glyphs.used * running + glyphs.held * max(held, 0)
+    prompt, out = rates["prompt_tokens_per_second"], rates["generated_tokens_per_second"]
+    return [
+        say(bar[:cells].ljust(cells, glyphs.free) + share),
+        say(f"free {pages['free']:<9} cached {pages['cached']}"),
+        say(f"running {pages['running']:<6} reserved {pages['reserved']}"),
+        [
+            (f"sending {pages['sending']:<6} ", ""),
+            (f"quarantined {pages['quarantined']}", "bad" if pages["quarantined"] else ""),
+        ],
+        say(f"tok/s  prompt {prompt:.0f}  out {out:.0f}"),
+    ]
+
+
+def _plain(status: dict[str, Any]) -> list[Line]:
+    pages, transfers = status["pages"], status["transfers"]
+    return [
+        say(f" batch {status['batch_size']}/{status['max_batch_size']}  running {status['running']}"),
+        say(f" waiting {status['waiting']}  wait kv {status['waiting_for_kv']}"),
+        say(f" pages free {pages['free']} of {pages['total']}  quarantined {pages['quarantined']}"),
+        say(f" writes {transfers['writes']}  units {transfers['units']}  failed {transfers['failed']}"),
+    ]
+
+
+def _peers(status: dict[str, Any]) -> list[Line]:
+    if not status["peers"]:
+        return [say(" no peers", "dim")]
+    header = f" {'PEER':14} {'ROLE':8} {'STATE':12} {'VIA':10} {'RTT':>7} {'QUEUED':>7} {'FREE':>7}"
+    lines = [say(header, "title")]
+    for peer in status["peers"]:
+        load = peer["load"] or {}
+        lines.append(
+            [
+                (f" {peer['name'][:14]:14} {peer['role'][:8]:8} ", ""),
+                (f"{peer['state'][:12]:12} ", _STATE_STYLE.get(peer["state"], "")),
+                (f"{(peer['via'] or '-')[:10]:10} {show_duration(peer['rtt_seconds']):>7} ", ""),
+                (f"{load.get('queued_tokens', '-'):>7} {load.get('free_pages', '-'):>7}  ", ""),
+                (peer["error"] or "", "bad"),
+            ]
+        )
+    return lines
+
+
+def _findings(status: dict[str, Any]) -> list[Line]:
+    return [
+        *(say(f" ! {reason}", "warn") for reason in status["reasons"]),
+        *(
+            say(f" ! {each['id']} {each['message']}", "bad" if each["level"] == "fail" else "warn")
+            for each in status["findings"]
+        ),
+    ]
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------------
+def spark(samples: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
+    """The newest samples at the right end, scaled to the largest shown. A zero is the lowest mark, a gap is a blank."""
+    shown = list(samples)[-width:] if width > 0 else []
+    largest = max((sample for sample in shown if sample is not None), default=0.0)
+    scale = (len(glyphs.spark) - 2) / largest if largest else 0.0
+    marks = [" " if sample is None else glyphs.spark[1 + round(sample * scale)] for sample in shown]
+    return "".join(marks).rjust(max(width, 0))
+
+
+def _panel(title: str, lines: Sequence[Line], foot: str, width: int, glyphs: Glyphs) -> list[Line]:
+    """A box of exactly `width` cells with a title in its upper and a note in its lower edge."""
+    inner = width - 4
+    title, foot = title[:inner], foot[:inner]
+    left_top, right_top, left_bottom, right_bottom = tuple(glyphs.corners)
+    edge = glyphs.horizontal
+    return [
+        [(f"{left_top} ", "dim"), (title, "title"), (" " + edge * (inner - len(title)) + right_top, "dim")],
+        *([(f"{glyphs.vertical} ", "dim"), *fit(line, inner), (f" {glyphs.vertical}", "dim")] for line in lines),
+        [
+            (f"{left_bottom} {foot} " if foot else left_bottom + edge * 2, "dim"),
+            (edge * (inner - len(foot)) + right_bottom, "dim"),
+        ],
+    ]
+
+
+def _beside(*panels: list[Line]) -> list[Line]:
+    """Panels of one height next to each other."""
+    return [[span for line in rows for span in line] for rows in zip(*panels, strict=True)]

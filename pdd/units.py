@@ -1,0 +1,138 @@
+"""Durations, sizes and addresses as people write them, and as people read them. Pure; stdlib only.
+
+Parsers take text with a unit ("1m30s", "64MiB", "[::1]:7700") and raise ValueError with a sentence that says how to
+write it. Formatters go the other way and are kept narrow, for tables. No locale, no guessing of a missing unit.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d)")
+_BYTES = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|[KMGT]i?B)")
+_ZONE = re.compile(r"%[A-Za-z0-9_.-]+$")
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of "500ms", "30s", "1m30s", "2h"."""
+    compact = text.strip()
+    parts = _DURATION.findall(compact)
+    if not parts or "".join(number + unit for number, unit in parts) != compact:
+        raise ValueError(
+            f'"{text}" is not a duration; write a number and a unit, for example "500ms", "30s" or "1m30s"'
+        )
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "64KiB", "8MiB", "1.5GB"."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f'"{text}" is not a size; write a number and a unit, for example "64KiB", "8MiB" or "1GiB"')
+    return int(float(match[1]) * _BYTES[match[2]])
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """(host, port) of "127.0.0.1:7700", "[::1]:7700", "node-3:7700".
+
+    The host comes without brackets; port 0 is allowed.
+    """
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or not rest.startswith(":"):
+            raise ValueError(f'"{text}" is not an address; write [HOST]:PORT for IPv6')
+        port = rest[1:]
+        try:
+            ipaddress.IPv6Address(_ZONE.sub("", host))
+        except ValueError:
+            raise ValueError(f'"{text}" is not an address; "{host}" is not an IPv6 address') from None
+    else:
+        host, colon, port = text.rpartition(":")
+        if not colon or not host:
+            raise ValueError(f'"{text}" is not an address; write HOST:PORT, for example 127.0.0.1:7700')
+        if ":" in host:
+            raise ValueError(f'"{text}" is not an address; write IPv6 in brackets: [{host}]:{port}')
+        if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", host) is None:
+            raise ValueError(f'"{text}" is not an address; "{host}" is not a host name')
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ValueError(f'"{text}" is not an address; "{port}" is not a port (0 to 65535)')
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. A name other than localhost is taken as reachable from elsewhere."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(_ZONE.sub("", host))
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_loopback or (mapped is not None and mapped.is_loopback)
+
+
+def format_duration(seconds: float) -> str:
+    """Text that parse_duration reads back: the largest unit that needs no fraction."""
+    if seconds == 0:
+        return "0s"
+    for unit in ("d", "h", "m", "s", "ms"):
+        count = seconds / _SECONDS[unit]
+        if count >= 1 and abs(count - round(count)) < 1e-9:
+            return f"{round(count)}{unit}"
+    return f"{round(seconds * 1e6)}us"
+
+
+def format_size(nbytes: int) -> str:
+    """Text that parse_size reads back: the largest binary unit that needs no fraction."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if nbytes and nbytes % _BYTES[unit] == 0:
+            return f"{nbytes // _BYTES[unit]}{unit}"
+    return f"{nbytes}B"
+
+
+def show_duration(seconds: float | None) -> str:
+    """At most six characters: "3h12m", "1m05s", "12.4s", "4.1ms", "85us". "-" for unknown."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f}us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g}ms" if seconds < 0.0995 else f"{seconds * 1e3:.0f}ms"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h{minutes:02d}m"
+    return f"{hours // 24}d{hours % 24:02d}h"
+
+
+def show_bytes(nbytes: float | None, suffix: str = "B") -> str:
+    """Decimal units, three digits: "38.2 GB". `suffix="B/s"` for rates. "-" for unknown."""
+    if nbytes is None:
+        return "-"
+    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if nbytes >= scale:
+            count = nbytes / scale
+            return f"{count:.3g} {unit}{suffix}" if count < 999.5 else f"{count:.0f} {unit}{suffix}"
+    return f"{nbytes:.0f} {suffix}"
+
+
+def show_count(number: float) -> str:
+    """A whole number in groups of three: "12 345"."""
+    return f"{number:,.0f}".replace(",", " ")

@@ -1,0 +1,67 @@
+"""Time to first token on idle nodes: a prefiller and a decoder against one node that does both, prompts of 256, 1,024, 2,000 tokens.
+
+Interleaved, one core per node, warm and after 1.3 s of idleness. The price of disaggregation may be one decode step plus 5 ms. Also the
+share of the transfer that hid under the prefill's compute, from the prefiller's own record of each request.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from tests.bench.common import arguments, median, model_name, prompt_of, report, stream
+from tests.cluster import Node
+
+
+def main() -> int:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--repeats", type=int, default=7)
+    args = parser.parse_args()
+    run_dir = pathlib.Path(tempfile.mkdtemp(prefix="pdd-bench-"))
+    sets = ["model.dtype=bfloat16", "kv.num_pages=512", "engine.threads=1"]
+    p0 = Node("p0", "prefill", args.model, run_dir, sets=sets, cpus=[0])
+    d0 = Node("d0", "decode", args.model, run_dir, peers=[p0.peer_address], sets=sets, cpus=[1])
+    b0 = Node("b0", "both", args.model, run_dir, sets=sets, cpus=[0])
+    nodes = [p0, d0, b0]
+    rows, bounds = [], []
+    try:
+        for node in nodes:
+            node.start()
+            node.wait_ready(180)
+        d0.wait("its prefiller", lambda s: any(p["state"] == "up" for p in s["peers"]), 30)
+        model = model_name(b0)
+        for length in (256, 1024, 2000):  # warm every shape on both
+            stream(b0, model, prompt_of(length, 1), 12)
+            stream(d0, model, prompt_of(length, 1), 12)
+        step = median(stream(d0, model, prompt_of(64, 3), 40).gaps())
+        for length in (256, 1024, 2000):
+            for pause in (0.0, 1.3):
+                pair, alone, hidden, exposed = [], [], [], []
+                for i in range(args.repeats):
+                    time.sleep(pause)
+                    alone.append(stream(b0, model, prompt_of(length, 100 + i), 1).ttft)
+                    time.sleep(pause)
+                    answer = stream(d0, model, prompt_of(length, 200 + i), 1)
+                    pair.append(answer.ttft)
+                    record = p0.control(f"/v1/requests/{answer.request_id.split('-', 1)[1]}")
+                    exposed.append(record["exposed_seconds"])
+                    hidden.append(record["hidden_ratio"])
+                extra = median(pair) - median(alone)
+                rows.append({"prompt": length, "idle_s": pause, "pair_ms": median(pair) * 1e3, "both_ms": median(alone) * 1e3,
+                             "extra_ms": extra * 1e3, "step_ms": step * 1e3, "exposed_ms": median(exposed) * 1e3,
+                             "hidden": median(hidden)})
+                bounds.append((f"{length} tokens after {pause} s: (pair - both) / (decode step + 5 ms)", extra / (step + 0.005), "<=", 1.0))
+                if length == 1024 and not pause:
+                    bounds.append(("share of the transfer hidden at 1,024 tokens", median(hidden), ">=", 0.9))
+    finally:
+        for node in nodes:
+            node.kill()
+    return report("ttft", rows, bounds, args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

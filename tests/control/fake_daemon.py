@@ -1,0 +1,156 @@
+"""A daemon that serves canned documents on real control sockets:
+
+`python fake_daemon.py RUN_DIR NAME`, or in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pdd.control import schema
+from pdd.control.server import ControlServer
+from pdd.control.sockets import ControlSockets
+from pdd.errors import RefusedInState
+
+PEER = schema.Peer(
+    name="p0", role="prefill", state="up", epoch="00000000000000ab", via="tcp", address="127.0.0.1:7700",
+    load=schema.PeerLoad(queued_tokens=512, running=1, free_pages=40), rtt_seconds=0.0009,
+)  # fmt: skip
+
+
+class FakeSource:
+    """Counts what it is asked; `state`, `writes` and `live` are set by tests."""
+
+    def __init__(self, name: str = "d0") -> None:
+        self.name = name
+        self.state = "ready"
+        self.writes = 100
+        self.live = {"r-1": "wait_kv", "r-2": "running"}
+        self.drained_with: list[float | None] = []
+        self.refuse_drain = False
+        self.uptime = 12.0
+        self.phase: str | None = "load"
+
+    def status(self) -> schema.Status:
+        return schema.Status(
+            name=self.name, role="decode", state=self.state, epoch=schema.epoch_text(0xE), boot_id="boot-1",
+            version="0.1.0", model="tiny", uptime_seconds=self.uptime, running=1, waiting=2,
+            waiting_for_kv=1, batch_size=1, max_batch_size=64,
+            phase=self.phase, progress=0.42,
+            reasons=() if self.state == "ready" else (f"it is {self.state}",),
+            pages=schema.Pages(total=64, free=50, reserved=10, running=4),
+            transfers=schema.Transfers(writes=self.writes, bytes=self.writes * 4096, units=self.writes),
+            peers=(PEER,), fabric=schema.FabricInfo(provider="tcp", library_version="2.5"),
+        )  # fmt: skip
+
+    def requests(self) -> schema.Requests:
+        rows = tuple(
+            schema.Request(id=request_id, state=state, age_seconds=3.1, peer="p0", prompt_tokens=900, output_tokens=4,
+                           pages=schema.PageNeed(have=44, need=57), why="13 pages from p0")
+            for request_id, state in self.live.items()
+        )  # fmt: skip
+        return schema.Requests(counts={"wait_kv": 1, "running": 1}, requests=rows)
+
+    def request(self, request_id: str) -> schema.Request | None:
+        return next((row for row in self.requests().requests or () if row.id == request_id), None)
+
+    def peers(self) -> schema.Peers:
+        return schema.Peers(peers=(PEER,))
+
+    def transfers(self) -> schema.TransferList:
+        row = schema.Transfer(peer="p0", direction="in", via="tcp", state="up", bytes=4096, writes=1, units=1)
+        return schema.TransferList(totals=self.status().transfers, transfers=(row,))
+
+    def topology(self) -> dict[str, Any]:
+        return {
+            "schema": "pdd.topology/1",
+            "host": "fake",
+            "numa": [],
+            "gpus": [],
+            "nics": [],
+            "pairs": [],
+            "findings": [],
+        }
+
+    def metrics_text(self) -> str:
+        return "pdd_batch_size 1.0\n"
+
+    def drain(self, timeout: float | None) -> None:
+        if self.refuse_drain:
+            raise RefusedInState("the node is stopping", hint="Wait for it.")
+        self.drained_with.append(timeout)
+        self.state = "drained"
+
+    def resume(self) -> None:
+        if self.state not in ("draining", "drained"):
+            raise RefusedInState(f"the node is {self.state}, not draining")
+        self.state = "ready"
+
+    def cancel(self, request_id: str) -> bool:
+        return self.live.pop(request_id, None) is not None
+
+
+class Running:
+    """A fake daemon in a thread of this process; `source` may be changed while it runs."""
+
+    def __init__(self, run_dir: Path, source: FakeSource) -> None:
+        self.run_dir = run_dir
+        self.source = source
+        self.directory = run_dir / source.name
+        self._loop = asyncio.new_event_loop()
+        self._server: ControlServer
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def start(self) -> None:
+        sockets = ControlSockets.bind(self.run_dir, self.source.name)
+        self._thread.start()
+        self._server = self.call(self._make(sockets))
+
+    async def _make(self, sockets: ControlSockets) -> ControlServer:
+        server = ControlServer(self.source, sockets)
+        await server.start()
+        return server
+
+    def call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+
+    def changed(self) -> None:
+        self._loop.call_soon_threadsafe(self._server.changed)
+
+    def stop(self) -> None:
+        if not self._loop.is_closed():
+            self.call(self._server.stop())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
+
+
+@contextlib.contextmanager
+def running(run_dir: Path, source: FakeSource | None = None) -> Iterator[Running]:
+    daemon = Running(run_dir, source or FakeSource())
+    daemon.start()
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+
+
+async def _serve(run_dir: Path, name: str) -> None:
+    server = ControlServer(FakeSource(name), ControlSockets.bind(run_dir, name))
+    await server.start()
+    print("up", flush=True)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await stop.wait()
+    await server.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Path(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,320 @@
+"""The command as a user runs it: a process against a daemon on real sockets. Exit codes, forms, messages."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdd import cli
+from pdd.errors import UsageError
+from pdd.version import VERSION
+from tests.control import fake_daemon
+
+Pdd = Callable[..., "subprocess.CompletedProcess[str]"]
+Daemon = fake_daemon.Running
+
+
+def clean(result: subprocess.CompletedProcess[str], code: int) -> subprocess.CompletedProcess[str]:
+    assert result.returncode == code, result.stderr + result.stdout
+    assert "Traceback" not in result.stderr + result.stdout
+    return result
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "words", [["-i", "d0", "status"], ["status", "-i", "d0"], ["status", "--instance=d0"], ["status"]]
+)
+def test_status_line_wherever_the_instance_stands(pdd: Pdd, daemon: Daemon, words: list[str]) -> None:
+    out = clean(pdd(*words), 0).stdout
+    assert out.startswith("d0 decode ready  12.0s  running 1/64  waiting 2  wait kv 1  kv 22%")
+    assert "\x1b" not in out  # a pipe gets no colors
+
+
+@pytest.mark.parametrize("command", ["status", "requests", "peers", "transfers", "topology", "version", "top"])
+def test_each_command_has_json_with_a_schema(pdd: Pdd, daemon: Daemon, command: str) -> None:
+    for words in ([command, "--json"], ["--json", "-i", "d0", command]):
+        document = json.loads(clean(pdd(*words), 0).stdout)
+        expected = "status" if command == "top" else command
+        assert document["schema"] == f"pdd.{expected}/1"
+
+
+def test_tables(pdd: Pdd, daemon: Daemon) -> None:
+    assert "r-1  3.1s  wait_kv  p0    900    4  44/57  13 pages from p0" in clean(pdd("requests"), 0).stdout
+    assert "p0    prefill  up     900us  tcp     512    40" in clean(pdd("peers"), 0).stdout
+    assert "p0    in   tcp  up     4.1 kB" in clean(pdd("transfers"), 0).stdout
+
+
+def test_color_when_asked(pdd: Pdd, daemon: Daemon) -> None:
+    assert "\x1b[32mready\x1b[0m" in clean(pdd("status", "--color", "always"), 0).stdout
+    assert "\x1b" not in clean(pdd("status", "--color", "never"), 0).stdout
+
+
+def test_reasons_and_state_come_first_when_not_ready(pdd: Pdd, daemon: Daemon) -> None:
+    daemon.source.state = "loading"
+    out = clean(pdd("status"), 0).stdout
+    assert "d0 decode loading load 42%" in out
+    assert "it is loading" in out
+
+
+def test_watch_prints_until_the_daemon_stops(daemon: Daemon) -> None:
+    command = [sys.executable, "-m", "pdd.cli", "--run-dir", str(daemon.run_dir), "status", "--watch", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["state"] == "ready"
+    daemon.source.state = "draining"
+    daemon.changed()
+    assert json.loads(process.stdout.readline())["state"] == "draining"
+    daemon.stop()
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+def test_top_without_a_terminal_is_one_picture(pdd: Pdd, daemon: Daemon) -> None:
+    result = clean(pdd("top"), 0)
+    assert result.stdout.count("pdd top") == 1
+    assert "one picture" in result.stderr
+    assert clean(pdd("top", "--count", "2", "--interval", "250ms", "-q"), 0).stdout.count("pdd top") == 2
+    assert clean(pdd("top", "--once", "--ascii"), 0).stdout.isascii()
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+def test_wait_ready_waits_for_a_daemon_that_is_not_there_yet(pdd: Pdd, spawn: Any) -> None:
+    results: list[subprocess.CompletedProcess[str]] = []
+    waiter = threading.Thread(
+        target=lambda: results.append(pdd("-i", "d9", "status", "--wait", "ready", "--timeout", "60s"))
+    )
+    waiter.start()
+    time.sleep(1.0)
+    spawn("d9")
+    waiter.join()
+    assert clean(results[0], 0).stdout.startswith("d9 decode ready")
+
+
+def test_wait_ready_times_out_with_the_reason(pdd: Pdd, daemon: Daemon) -> None:
+    daemon.source.state = "loading"
+    result = clean(pdd("status", "--wait", "ready", "--timeout", "300ms"), 6)
+    assert "not ready within 0.3 s: it is loading [E360]. it is loading" in result.stderr
+    assert "no daemon answers" in clean(pdd("-i", "nope", "status", "--wait", "ready", "--timeout", "300ms"), 6).stderr
+
+
+def test_wait_ready_gives_up_at_once_when_it_cannot_come(pdd: Pdd, daemon: Daemon) -> None:
+    daemon.source.state = "stopping"
+    clean(pdd("status", "--wait", "ready", "--timeout", "60s"), 5)
+
+
+def test_a_stopped_daemon_is_told_within_two_seconds(pdd: Pdd, spawn: Any) -> None:
+    process = spawn("d0")
+    process.send_signal(signal.SIGSTOP)
+    try:
+        result = clean(pdd("status"), 6)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert "did not answer within 2 s" in result.stderr
+
+
+# -- changing ----------------------------------------------------------------------------------------------------------
+def test_drain_resume_cancel(pdd: Pdd, daemon: Daemon) -> None:
+    assert json.loads(clean(pdd("drain", "--json", "--timeout", "7s"), 0).stdout)["state"] == "drained"
+    assert daemon.source.drained_with == [7.0]
+    assert "d0 decode ready" in clean(pdd("resume"), 0).stdout
+    assert "not draining" in clean(pdd("resume"), 5).stderr
+    assert "pages              {'have': 44, 'need': 57}" in clean(pdd("requests", "show", "r-1"), 0).stdout
+    clean(pdd("requests", "cancel", "r-1"), 0)
+    assert "no live request r-1 [E351]" in clean(pdd("requests", "cancel", "r-1"), 5).stderr
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+def test_no_daemon(pdd: Pdd, tmp_path: Path) -> None:
+    result = clean(pdd("-i", "d7", "status"), 3)
+    assert result.stdout == ""
+    assert result.stderr.startswith(f"pdd: no daemon at {tmp_path}/run/d7/status.sock [E301]. It is not running: ")
+
+
+def test_errors_as_json(pdd: Pdd) -> None:
+    for words, code, error_id in ((["-i", "d7", "status"], 3, "E301"), (["nonsense"], 2, "E200")):
+        document = json.loads(clean(pdd("--json", *words), code).stderr)
+        assert document["schema"] == "pdd.error/1"
+        assert document["id"] == error_id
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "nonsense",
+        "status --wait asleep",
+        "status --nope",
+        "--color blue status",
+        "config",
+        "requests show",
+        "requests ls x",
+        "--timeout 5 status",
+        "top --interval 1h",
+        "-i",
+        "model import x",
+    ],
+)
+def test_usage_errors_exit_2(pdd: Pdd, daemon: Daemon, words: str) -> None:
+    assert "[E200]" in clean(pdd(*words.split()), 2).stderr
+
+
+def test_several_instances_must_be_chosen_from(pdd: Pdd, spawn: Any) -> None:
+    spawn("d0")
+    spawn("p0")
+    assert "several instances" in clean(pdd("status"), 2).stderr
+    assert "d0, p0" in clean(pdd("status"), 2).stderr
+    assert clean(pdd("status", env={"PDD_NODE__NAME": "p0"}), 0).stdout.startswith("p0 ")
+
+
+def test_a_reader_that_leaves_is_no_error(daemon: Daemon) -> None:
+    command = [sys.executable, "-m", "pdd.cli", "--run-dir", str(daemon.run_dir), "status", "--watch"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().startswith("d0 ")
+    process.stdout.close()
+    while process.poll() is None:
+        daemon.source.uptime += 1
+        daemon.changed()
+        time.sleep(0.05)
+    assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_interrupt(daemon: Daemon) -> None:
+    command = [sys.executable, "-m", "pdd.cli", "--run-dir", str(daemon.run_dir), "status", "--watch"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert "Traceback" not in process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+
+
+def test_a_bug_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*args: Any) -> None:
+        raise KeyError("boom")
+
+    monkeypatch.setattr("pdd.commands.look.topology", fail)
+    assert cli.run(["topology"]) == 1
+    error = capsys.readouterr().err
+    assert "a bug in pdd: KeyError: 'boom' at " in error
+    assert "[E001]" in error
+    assert len(error.splitlines()) == 1
+
+
+# -- without a daemon --------------------------------------------------------------------------------------------------
+def test_version(pdd: Pdd, daemon: Daemon) -> None:
+    assert clean(pdd("-V"), 0).stdout == f"pdd {VERSION}\n"
+    assert json.loads(clean(pdd("version", "--json"), 0).stdout)["daemon"] == "0.1.0"
+    absent = json.loads(clean(pdd("-i", "d7", "version", "--json"), 0).stdout)
+    assert (absent["client"], absent["daemon"]) == (VERSION, None)
+
+
+def test_help_names_every_command(pdd: Pdd) -> None:
+    for words in (["--help"], ["-h"]):
+        out = clean(pdd(*words), 0).stdout
+        for command in (
+            "serve",
+            "status",
+            "requests",
+            "peers",
+            "transfers",
+            "topology",
+            "drain",
+            "resume",
+            "top",
+            "config",
+            "model",
+        ):
+            assert f"  {command} " in out
+
+
+def test_global_options_and_nothing_else_are_taken_out() -> None:
+    words = ["status", "-i", "d0", "--wait", "ready", "--timeout=5s", "--json"]
+    assert cli.split(words) == ({"--instance": "d0", "--timeout": "5s", "--json": ""}, ["status", "--wait", "ready"])
+    assert cli.split(["serve", "--set", "a.b=c", "--", "-i", "x"]) == ({}, ["serve", "--set", "a.b=c", "--", "-i", "x"])
+    with pytest.raises(UsageError, match="-i needs a value"):
+        cli.split(["status", "-i"])
+
+
+def test_config_check_prints_every_mistake_and_exits_78(pdd: Pdd, tmp_path: Path) -> None:
+    file = tmp_path / "pdd.toml"
+    file.write_text('[node]\nrole = "decod"\n[engine]\nmax_bath_size = 3\n')
+    result = clean(pdd("config", "check", str(file), env={"PDD_ENGINE__MAX_BACTH": "1"}), 78)
+    assert result.stdout.splitlines() == [
+        f'{file}:2:1  node.role: "decod" is not a role; use "prefill", "decode" or "both"',
+        f"{file}:4:1  engine.max_bath_size: no such setting; did you mean max_batch_size?",
+        "model.path: required; the folder of the model (or start with --demo)",
+        "environment  PDD_ENGINE__MAX_BACTH: no such setting; did you mean PDD_ENGINE__MAX_BATCH_SIZE?",
+        "4 problems",
+    ]
+    document = json.loads(clean(pdd("--json", "config", "check", str(file)), 78).stdout)
+    assert document["problems"][0]["line"] == 2
+    assert document["problems"][1]["suggestion"] == "max_batch_size"
+    file.write_text('[node]\nrole = "both"\n[model]\npath = "/m"\n')
+    assert clean(pdd("config", "check", str(file)), 0).stdout == "no problems\n"
+
+
+def test_config_show_says_where_values_come_from(pdd: Pdd, tmp_path: Path) -> None:
+    file = tmp_path / "pdd.toml"
+    file.write_text('[node]\nrole = "both"\n[model]\npath = "/m"\n')
+    words = ("config", "show", "-c", str(file), "--origin", "--set", "kv.num_pages=64")
+    out = clean(pdd(*words, env={"PDD_DRAIN__TIMEOUT": "90s"}), 0).stdout
+    assert f'node.role = "both"  # {file}:2:1' in out
+    assert "kv.num_pages = 64  # --set" in out
+    assert 'drain.timeout = "90s"  # env PDD_DRAIN__TIMEOUT' in out
+    assert "kv.page_size" not in out
+    assert "kv.page_size = 16  # default" in clean(pdd(*words, "--defaults"), 0).stdout
+
+
+def test_serve_dry_run_takes_flags_over_everything(pdd: Pdd, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    words = "serve --role decode --name d0 --listen 127.0.0.1:8001 --peer 127.0.0.1:7700 --peer 127.0.0.1:7701"
+    more = ("--model", str(tmp_path / "m"), "--set", "engine.max_batch_tokens=32", "--dry-run", "--json")
+    document = json.loads(clean(pdd(*words.split(), *more, env={"PDD_NODE__ROLE": "both"}), 0).stdout)
+    value = {key: entry["value"] for key, entry in document["settings"].items()}
+    assert value["node.role"] == "decode"
+    assert value["peers.static"] == ["127.0.0.1:7700", "127.0.0.1:7701"]
+    assert value["engine.max_batch_tokens"] == 32
+    assert value["control.dir"] == str(tmp_path / "run")
+    assert document["settings"]["node.role"]["origin"] == "--role"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--role", "decode"], "model.path: required"),
+        (["--model", "/nowhere"], "node.role: required"),
+        (["--role", "both", "--model", "/nowhere"], "/nowhere is not a model folder"),
+        (["--role", "prefill", "--demo"], "peers.listen: required for role prefill"),
+        (["--role", "both", "--demo", "--listen", "0.0.0.0:80"], "0.0.0.0:80 is not loopback"),
+        (["--role", "decode", "--demo", "--peer", "10.0.0.1:7700"], "10.0.0.1:7700 is not loopback"),
+        (["--demo", "--set", "nope"], '"nope" is not an assignment'),
+        (["--demo", "--set", "api.api_keys_credential=/nokeys"], "api.api_keys_credential: /nokeys cannot be read"),
+    ],
+)
+def test_serve_refuses_wrong_settings_with_78(pdd: Pdd, words: list[str], message: str) -> None:
+    assert message in clean(pdd("serve", *words, "--dry-run"), 78).stderr
+
+
+def test_serve_demo_needs_nothing_else(pdd: Pdd) -> None:
+    assert 'node.role = "both"' not in clean(pdd("serve", "--demo", "--dry-run"), 0).stderr
+
+
+def test_topology_of_a_copied_tree(pdd: Pdd, tmp_path: Path) -> None:
+    node = tmp_path / "copy/sys/devices/system/node/node0"
+    node.mkdir(parents=True)
+    (node / "cpulist").write_text("0-7\n")
+    document = json.loads(clean(pdd("topology", "--json", "--input", str(tmp_path / "copy")), 0).stdout)
+    assert document["numa"] == [{"node": 0, "cpus": "0-7"}]
+    assert "numa0 cpus 0-7" in clean(pdd("topology", "--ascii", "--input", str(tmp_path / "copy")), 0).stdout

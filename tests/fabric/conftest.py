@@ -1,0 +1,122 @@
+"""Fixtures of the fabric tests: which libfabric, and pairs of nodes on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pdd.fabric._native")
+
+from pdd.fabric import _native as native
+from tests.fabric.fabric_node import Node, RemoteNode, spawn
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One libfabric with one provider."""
+
+    library: str
+    provider: str
+    version: str
+
+
+def find_stack(source: str, provider: str) -> Stack:
+    try:
+        candidates = native.library()["candidates"]
+    except native.FabricError as error:
+        pytest.skip(str(error))
+    for candidate in candidates:
+        if candidate["source"] == source and candidate["version"]:
+            if provider == "net" and candidate["version"] != "1.17":
+                pytest.skip(f"the {source} libfabric is {candidate['version']}, its net is called tcp")
+            return Stack(candidate["path"], provider, candidate["version"])
+    pytest.skip(f"no libfabric from {source}")
+
+
+@pytest.fixture(
+    params=[("mpich-wheel", "tcp"), ("system", "net"), ("system", "tcp;ofi_rxm")], ids=lambda p: f"{p[0]}-{p[1]}"
+)
+def stack(request: pytest.FixtureRequest) -> Stack:
+    """Every stack that pdd runs on without hardware."""
+    stack = find_stack(*request.param)
+    if stack.provider == "tcp;ofi_rxm" and not stack.version.startswith("1."):
+        pytest.skip("tcp;ofi_rxm is refused from 2.0 on")
+    return stack
+
+
+@pytest.fixture
+def best_stack() -> Stack:
+    """The one that a node would choose by itself."""
+    try:
+        chosen = native.library()
+    except native.FabricError as error:
+        pytest.skip(str(error))
+    return Stack(chosen["path"], "auto", chosen["version"])
+
+
+@dataclass
+class Pair:
+    """A writer here and a reader in another process, linked by one endpoint on each side."""
+
+    writer: Node
+    reader: RemoteNode
+    to_reader: int  # the writer's endpoint
+    from_writer: int  # the reader's
+
+
+class NodeFactory:
+    def __init__(self) -> None:
+        self.local: list[Node] = []
+        self.remote: list[RemoteNode] = []
+
+    def here(self, stack: Stack, num_pages: int, bind: list[str], **options: Any) -> Node:
+        node = Node(stack.library, stack.provider, bind, num_pages, **options)
+        self.local.append(node)
+        return node
+
+    def there(self, stack: Stack, num_pages: int, bind: list[str], **options: Any) -> RemoteNode:
+        node = spawn(stack.library, stack.provider, bind, num_pages, **options)
+        self.remote.append(node)
+        return node
+
+    def close(self) -> None:
+        for node in self.remote:
+            node.stop()
+        for local in self.local:
+            local.close()
+
+
+@pytest.fixture
+def nodes() -> Iterator[NodeFactory]:
+    factory = NodeFactory()
+    yield factory
+    factory.close()
+
+
+def link(writer: Any, reader: Any) -> tuple[int, int]:
+    """Opens an endpoint on each side and introduces them; returns (writer's, reader's)."""
+    ours, theirs = writer.open(), reader.open()
+    writer.connect(ours, reader.describe(theirs))
+    reader.connect(theirs, writer.describe(ours, False))
+    return ours, theirs
+
+
+@pytest.fixture
+def make_pair(nodes: NodeFactory) -> Callable[..., Pair]:
+    def make(stack: Stack, num_pages: int = 256, bind: list[str] | None = None, **options: Any) -> Pair:
+        where = bind or ["127.0.0.1"]
+        reader = nodes.there(stack, num_pages, where)
+        writer = nodes.here(stack, num_pages, where, **options)
+        writer.fill(1)
+        ours, theirs = link(writer, reader)
+        return Pair(writer, reader, ours, theirs)
+
+    return make
+
+
+@pytest.fixture
+def pair(stack: Stack, make_pair: Callable[..., Pair]) -> Pair:
+    return make_pair(stack)

@@ -1,0 +1,221 @@
+"""A node of the fabric tests: one Fabric, one shared-memory arena, and a few moves to drive it from a test.
+
+`Node` runs in this process; `spawn` starts the same class in another one and returns a proxy that forwards calls as JSON
+lines over its pipes. Run as a script, this file is that other process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from pdd.fabric import _native as native
+
+PAGE = 4096
+
+
+class Node:
+    """Everything takes and returns JSON values, so that it works through a pipe."""
+
+    def __init__(self, library: str, provider: str, bind: list[str], num_pages: int, **options: Any) -> None:
+        self.fabric = native.Fabric(library=library, provider=provider, bind=bind, **options)
+        self.nbytes = num_pages * PAGE
+        fd = os.memfd_create("arena")
+        os.ftruncate(fd, self.nbytes)
+        self.memory = native.MappedMemory(fd, self.nbytes)
+        os.close(fd)
+        self.region = self.fabric.register(self.memory.address, self.nbytes)
+        self.events: list[list[Any]] = []
+        self.watches: dict[int, native.Counter] = {}
+
+    # -- set-up
+    def open(self) -> int:
+        return self.fabric.open_endpoint()
+
+    def describe(self, endpoint: int, with_memory: bool = True) -> str:
+        return self.fabric.describe(endpoint, [self.region] if with_memory else []).hex()
+
+    def connect(self, endpoint: int, descriptor: str) -> None:
+        self.fabric.connect(endpoint, bytes.fromhex(descriptor))
+
+    def caps(self) -> dict[str, Any]:
+        return dict(self.fabric.caps)
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Any method of Fabric whose arguments and result are plain."""
+        return getattr(self.fabric, method)(*args)
+
+    # -- memory
+    def view(self) -> np.ndarray[Any, Any]:
+        return self.memory.view()
+
+    def fill(self, seed: int) -> None:
+        self.view()[:] = np.random.default_rng(seed).integers(0, 256, self.nbytes, dtype=np.uint8)
+
+    def digests(self, pages: list[int]) -> list[str]:
+        view = self.view()
+        return [hashlib.sha1(view[p * PAGE : (p + 1) * PAGE]).hexdigest() for p in pages]
+
+    def digest(self) -> str:
+        return hashlib.sha1(self.view()).hexdigest()
+
+    # -- events
+    def wait(self, kind: int, subject: int, timeout: float = 20.0) -> list[Any]:
+        """The first event of `kind` about `subject`, seen or to come; it is taken out, others are kept."""
+        deadline = time.monotonic() + timeout
+        while True:
+            for event in self.events:
+                if event[0] == kind and event[1] == subject:
+                    self.events.remove(event)
+                    return event
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"no event {kind} of {subject}; have {self.events}; {self.fabric.stats()}")
+            select.select([self.fabric.fileno()], [], [], left)
+            self.events += [list(event)[:6] for event in self.fabric.drain()]  # without what a transfer cost
+
+    def seen(self) -> list[list[Any]]:
+        """All events that nobody waited for."""
+        self.events += [list(event)[:6] for event in self.fabric.drain()]  # without what a transfer cost
+        return self.events
+
+    def whole(self, key: int, pages: list[int], timeout: float = 20.0) -> list[str]:
+        """Waits for the key and hashes the pages at that very moment."""
+        self.wait(native.IMM_REACHED, key, timeout)
+        return self.digests(pages)
+
+    # -- writing
+    def watch(self, fd: int | None = None) -> int:
+        if fd is None:
+            counter, own = native.Counter.create()
+            os.close(own)
+        else:
+            counter = native.Counter(fd)
+        watch = self.fabric.watch(counter)
+        self.watches[watch] = counter
+        return watch
+
+    def bump(self, watch: int) -> int:
+        return self.watches[watch].bump()
+
+    def plan(
+        self, src: list[int], dst: list[int], layers: int = 1, src_stride: int = 0, dst_stride: int = 0
+    ) -> native.WritePlan:
+        """One entry of one unit per page; strides in pages."""
+        return native.WritePlan(
+            src_region=self.region,
+            dst_region=0,
+            src_offset=np.array(src, dtype=np.int64) * PAGE,
+            dst_offset=np.array(dst, dtype=np.int64) * PAGE,
+            nbytes=np.full(len(src), PAGE, dtype=np.int64),
+            units=np.ones(len(src), dtype=np.int64),
+            src_layer_stride=src_stride * PAGE,
+            dst_layer_stride=dst_stride * PAGE,
+            num_layers=layers,
+        )
+
+    def push(self, endpoint: int, key: int, src: list[int], dst: list[int], finish: bool = True) -> int:
+        """Writes pages at once and returns the transfer."""
+        transfer = self.fabric.open_transfer(endpoint, key)
+        watch = self.watch()
+        self.bump(watch)
+        self.fabric.arm(transfer, watch, 1, self.plan(src, dst), 0, len(src))
+        self.fabric.unwatch(watch)
+        if finish:
+            self.fabric.finish(transfer)
+        return transfer
+
+    def cpu_seconds(self) -> float:
+        times = os.times()
+        return times.user + times.system
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def close(self) -> None:
+        self.fabric.close()
+
+
+class RemoteNode:
+    """A Node in another process. Attributes are its methods; `send`/`receive` split a call in two."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def send(self, method: str, *args: Any) -> None:
+        assert self.process.stdin is not None
+        print(json.dumps([method, *args]), file=self.process.stdin, flush=True)
+
+    def receive(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise EOFError(f"node ended with {self.process.wait()}")
+        ok, value = json.loads(line)
+        if not ok:
+            raise RuntimeError(value)
+        return value
+
+    def __getattr__(self, method: str) -> Any:
+        def forward(*args: Any) -> Any:
+            self.send(method, *args)
+            return self.receive()
+
+        return forward
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def spawn(*args: Any, pass_fds: tuple[int, ...] = (), **options: Any) -> RemoteNode:
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    process = subprocess.Popen(
+        [sys.executable, __file__, json.dumps([args, options])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        pass_fds=pass_fds,
+    )
+    node = RemoteNode(process)
+    node.receive()
+    return node
+
+
+def serve() -> None:
+    args, options = json.loads(sys.argv[1])
+    node = Node(*args, **options)
+    print(json.dumps([True, None]), flush=True)
+    for line in sys.stdin:
+        method, *call_args = json.loads(line)
+        try:
+            answer = [True, getattr(node, method)(*call_args)]
+        except Exception as error:  # reported to the test, which decides
+            answer = [False, f"{type(error).__name__}: {error}"]
+        print(json.dumps(answer), flush=True)
+    node.close()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,72 @@
+"""A rank process without a model: `python fake_rank.py FD BEHAVIOUR`. The real protocol; answers 7."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+
+from pdd.engine.batch import SampledRow, StepResult
+from pdd.engine.rank_protocol import (
+    Channel,
+    ChannelClosed,
+    RankFailed,
+    RankInit,
+    RankProgress,
+    RankReady,
+    RunStep,
+    StepDone,
+)
+
+
+def main(fd: int, behaviour: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=fd))
+    init = channel.receive()
+    assert isinstance(init, RankInit)
+    if behaviour == "die in start":
+        print("no such\nfile or directory", file=sys.stderr, flush=True)
+        os._exit(3)
+    if behaviour == "fail in start":
+        channel.send(RankFailed("E781", "not a checkpoint", "look again"))
+        return
+    if behaviour == "hang in start":
+        time.sleep(1000)
+    channel.send(RankProgress("weights", 1, 2))
+    fds = [os.memfd_create("kv")] + ([os.memfd_create("counter")] if init.rank == 0 else [])
+    if behaviour == "no fds":
+        fds = []
+    channel.send(ready(init), tuple(fds))
+    while isinstance(message := channel.receive(), RunStep):
+        plan = message.plan
+        if behaviour == "die in step":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if behaviour == "hang in step":
+            time.sleep(1000)
+        if behaviour == "fail in step":
+            channel.send(RankFailed("E750", "out of memory"))
+            return
+        if behaviour == "answer wrongly":
+            channel.send(StepDone(StepResult(plan.step + 1, (), 0.0)))
+            continue
+        sampled = tuple(SampledRow(row.row_id, (7 + init.rank,)) for row in plan.rows if row.sample)
+        channel.send(StepDone(StepResult(plan.step, sampled, 0.5)))
+    if behaviour == "ignore shutdown":
+        time.sleep(1000)
+
+
+def ready(init: RankInit) -> RankReady:
+    return RankReady(
+        rank=init.rank, num_layers=2, num_pages=init.num_pages, num_kv_heads=1, page_size=init.page_size, head_dim=4,
+        dtype="bfloat16", total_kv_heads=init.world, vocab_size=99, eos_token_ids=(2,), max_context=64, family="llama",
+        fingerprint="f", kv_bytes=1, param_bytes=1, threads=1, load_seconds=0.0, pid=os.getpid(),
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main(int(sys.argv[1]), sys.argv[2])
+    except ChannelClosed:
+        sys.exit(0)

@@ -1,0 +1,330 @@
+"""Decoders and prefillers in one loop: real TCP on loopback, fake fabric, fake engines; and a proxy that hurts their
+link."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import random
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pdd.messenger import wire
+from pdd.messenger.address import Address
+from pdd.messenger.decoder import Decoder
+from pdd.messenger.events import FabricEvents
+from pdd.messenger.handshake import LocalNode
+from pdd.messenger.link import LinkContext
+from pdd.messenger.peers import Backoff
+from pdd.messenger.planner import compare
+from pdd.messenger.ports import Change
+from pdd.messenger.prefiller import Prefiller
+from pdd.messenger.settings import DecoderSettings, LinkSettings, PrefillLimits
+from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine
+from tests.messenger.fake_fabric import KINDS, FakeCounter, FakeFabric, FakeNetwork
+
+PAGE_SIZE = 4
+NUM_LAYERS = 3
+FAST = LinkSettings(heartbeat=0.04, suspect_after=0.12, dead_after=0.4, connect_timeout=1.0)
+DECODER = DecoderSettings(prefill_stall_timeout=0.6, max_attempts=3)
+_epochs = itertools.count(0xA000)
+
+
+def geometry(**changes: Any) -> wire.Geometry:
+    plain = wire.Geometry(
+        model="tiny-1", dtype="float32", num_layers=NUM_LAYERS, num_kv_heads=2, head_dim=8, page_size=PAGE_SIZE, tp=1,
+        num_pages=64, vocab_size=1000,
+    )  # fmt: skip
+    return wire.Geometry(**{**{f: getattr(plain, f) for f in plain.__struct_fields__}, **changes})
+
+
+def prompt(seed: int, length: int) -> tuple[int, ...]:
+    rng = random.Random(seed)
+    return tuple(rng.randrange(1000) for _ in range(length))
+
+
+@dataclasses.dataclass
+class Node:
+    """What both roles have."""
+
+    context: LinkContext
+    fabric: FakeFabric
+    changes: list[Change]
+
+    def states(self, kind: str) -> list[str]:
+        return [change.after for change in self.changes if change.kind == kind]
+
+
+@dataclasses.dataclass
+class DecoderNode(Node):
+    decoder: Decoder
+    engine: FakeDecodeEngine
+
+    async def close(self) -> None:
+        await self.decoder.close()
+        self.context.events.detach()
+        self.fabric.close()
+
+
+@dataclasses.dataclass
+class PrefillerNode(Node):
+    prefiller: Prefiller
+    engine: FakePrefillEngine
+    port: int
+
+    async def close(self) -> None:
+        await self.prefiller.close()
+        await self.engine.close()
+        self.context.events.detach()
+        self.fabric.close()
+
+
+class Rig:
+    """Makes nodes and takes them down; checks at the end that nothing was violated and nothing is left."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.network = FakeNetwork(seed)
+        self.nodes: list[DecoderNode | PrefillerNode] = []
+        self.proxies: list[Proxy] = []
+
+    def _context(self, name: str, role: str, fabric: FakeFabric, settings: LinkSettings, token: bytes | None,
+                 **changes: Any) -> tuple[LinkContext, list[Change]]:  # fmt: skip
+        epoch = next(_epochs)
+        node = LocalNode(name, role, epoch, "0.1.0", "fake", geometry(**changes), regions=(1,), token=token)
+        events = FabricEvents(fabric, KINDS)
+        events.attach(asyncio.get_running_loop())
+        recorded: list[Change] = []
+        context = LinkContext(node, fabric, events, settings, compare, time.monotonic, recorded.append)
+        return context, recorded
+
+    async def prefiller(
+        self, name: str = "p1", *, port: int = 0, settings: LinkSettings = FAST, token: bytes | None = None,
+        chunk: int = 8, layer_seconds: float = 0.0, limits: PrefillLimits = PrefillLimits(max_tokens=200),  # noqa: B008
+        post_seconds: float | None = None, **changes: Any,
+    ) -> PrefillerNode:  # fmt: skip
+        counter = FakeCounter()
+        fabric = FakeFabric(self.network, name, counter)
+        context, recorded = self._context(name, "prefill", fabric, settings, token, **changes)
+        loop = asyncio.get_running_loop()
+
+        def post(call: Callable[[], None]) -> None:
+            """What the engine says reaches the main loop later, in order, as from a thread."""
+            if post_seconds is None:
+                loop.call_soon_threadsafe(call)
+            else:
+                loop.call_later(post_seconds, call)
+
+        engine = FakePrefillEngine(
+            fabric, counter, lambda event: post(lambda: prefiller.engine_event(event)),
+            num_pages=context.node.geometry.num_pages, page_size=context.node.geometry.page_size,
+            num_layers=NUM_LAYERS, chunk=chunk, layer_seconds=layer_seconds,
+        )  # fmt: skip
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", port))
+        prefiller = Prefiller(context, sock, engine, FakePlanner(), limits, watch=1, post=post, load=engine.load)
+        await prefiller.start()
+        node = PrefillerNode(context, fabric, recorded, prefiller, engine, sock.getsockname()[1])
+        self.nodes.append(node)
+        return node
+
+    async def decoder(
+        self, ports: Sequence[int], name: str = "d1", *, settings: LinkSettings = FAST,
+        decoding: DecoderSettings = DECODER, token: bytes | None = None, **changes: Any,
+    ) -> DecoderNode:  # fmt: skip
+        fabric = FakeFabric(self.network, name)
+        context, recorded = self._context(name, "decode", fabric, settings, token, **changes)
+        engine = FakeDecodeEngine(
+            fabric, lambda event: decoder.engine_event(event), num_pages=context.node.geometry.num_pages,
+            page_size=context.node.geometry.page_size, num_layers=NUM_LAYERS,
+        )  # fmt: skip
+        decoder = Decoder(
+            context, [Address("127.0.0.1", port) for port in ports], engine, FakePlanner(), decoding,
+            backoff=Backoff(first=0.02, most=0.1), rng=random.Random(1),
+        )  # fmt: skip
+        await decoder.start()
+        node = DecoderNode(context, fabric, recorded, decoder, engine)
+        self.nodes.append(node)
+        return node
+
+    async def proxy(self, port: int) -> Proxy:
+        proxy = Proxy(port)
+        await proxy.start()
+        self.proxies.append(proxy)
+        return proxy
+
+    async def kill(self, node: PrefillerNode) -> None:
+        """The process is gone: its sockets are reset, its endpoints vanish, what was in flight may still land."""
+        for link in node.prefiller.listener.links:
+            link._stream.abort()
+        await node.engine.close()
+        await node.prefiller.close(0.5)
+        node.context.events.detach()
+        self.nodes.remove(node)
+
+    async def settle(self, seconds: float = 8.0) -> None:
+        """Waits until nothing is in hand any more."""
+        await until(lambda: self.leftovers() == [], seconds, lambda: str(self.leftovers()))
+
+    def leftovers(self) -> list[str]:
+        left = []
+        for node in self.nodes:
+            name = node.context.node.name
+            if isinstance(node, DecoderNode):
+                left += [f"{name}: {status}" for status in node.decoder.attempts()]
+                left += [f"{name}: key {key}" for key in node.fabric.slots]
+                left += [f"{name}: {len(node.engine.reservations)} reservations"] * bool(node.engine.reservations)
+                left += [f"{name}: {len(node.decoder._retries)} retries"] * bool(len(node.decoder._retries))
+                node.engine.check_integrity()
+            else:
+                left += [f"{name}: {status}" for status in node.prefiller.jobs()]
+                left += [f"{name}: pages of {held}" for held in node.engine.held]
+                left += [f"{name}: transfer {ident}" for ident in node.prefiller._by_transfer]
+                left += [f"{name}: early end {ident}" for ident in node.prefiller._early_ends]
+            left += [f"{name}: transfer {ident}" for ident in node.fabric.transfers]
+        return left
+
+    async def close(self) -> None:
+        for node in reversed(self.nodes):
+            await node.close()
+            assert node.fabric.never_close or not node.fabric.endpoints, node.context.node.name
+        for proxy in self.proxies:
+            await proxy.close()
+
+
+@asynccontextmanager
+async def running(seed: int = 0) -> AsyncIterator[Rig]:
+    """A rig whose promises are checked at the end."""
+    rig = Rig(seed)
+    before = asyncio.all_tasks()
+    try:
+        yield rig
+        await rig.settle()
+    finally:
+        await rig.close()
+    assert rig.network.violations == [], rig.network.violations
+    await until(lambda: asyncio.all_tasks() <= before, 5.0, lambda: str(asyncio.all_tasks() - before))
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0, explain: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"still not after {seconds} s: {explain()}")
+        await asyncio.sleep(0.002)
+
+
+async def finish(*requests: Any) -> list[str]:
+    """Outcomes of requests, once all have one."""
+    async with asyncio.timeout(10):
+        for request in requests:
+            await request.done.wait()
+    return [request.outcome for request in requests]
+
+
+def up(node: DecoderNode, count: int = 1) -> Callable[[], bool]:
+    return lambda: len(node.decoder.peers.usable_links()) == count
+
+
+Verdict = Callable[[str, int, wire.Message | None], "str | float"]
+
+
+class Proxy:
+    """Between one decoder and one prefiller; understands frames. `verdict(direction, n, message)` says what becomes of
+    the n-th frame of a direction ("pass", "drop", "cut", or seconds of delay); direction is "to_p" or "to_d"."""
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port = target_port
+        self.verdict: Verdict = lambda direction, n, message: "pass"
+        self.silent = False  # frames are held back, the connection stays
+        self.refusing = False
+        self.seen: list[tuple[str, wire.Message | None]] = []
+        self._counts = {"to_p": 0, "to_d": 0}
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._loud = asyncio.Event()
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self) -> None:
+        """Resets every connection."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    def silence(self, silent: bool) -> None:
+        self.silent = silent
+        if not silent:
+            self._loud.set()
+            self._loud = asyncio.Event()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._relay(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        if self.refusing:
+            writer.transport.abort()
+            return
+        try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self.target_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers.add(there_writer)
+        pumps = [
+            asyncio.create_task(self._pump("to_p", reader, there_writer)),
+            asyncio.create_task(self._pump("to_d", there_reader, writer)),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for end in (there_writer, writer):
+                end.close()
+                self._writers.discard(end)
+
+    async def _pump(self, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                header = await reader.readexactly(4)
+                payload = await reader.readexactly(struct.unpack(">I", header)[0])
+                message = wire.decode(payload)
+                self.seen.append((direction, message))
+                self._counts[direction] += 1
+                verdict = self.verdict(direction, self._counts[direction], message)
+                while self.silent:
+                    await self._loud.wait()
+                if verdict == "drop":
+                    continue
+                if verdict == "cut":
+                    self.cut()
+                    return
+                if isinstance(verdict, float):
+                    await asyncio.sleep(verdict)
+                writer.write(header + payload)
+        except (asyncio.IncompleteReadError, OSError):
+            return

@@ -1,0 +1,121 @@
+"""Decoder and prefillers in processes of their own, over real libfabric on loopback: the bytes, and a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pdd.engine.request import KvOutcome
+from tests.messenger.rig import finish, prompt, until
+
+native = pytest.importorskip("pdd.fabric._native")
+try:
+    native.library()
+except native.FabricError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+from tests.messenger.real_node import GEOMETRY, RealDecoder  # noqa: E402
+
+
+class Process:
+    """A prefiller process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
+        self.process = process
+        self.port = port
+
+    @staticmethod
+    async def start(name: str, port: int = 0, layer_seconds: float = 0.0) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.messenger.real_node", name, str(port), str(layer_seconds),
+            stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        assert process.stdout is not None
+        async with asyncio.timeout(30):
+            line = await process.stdout.readline()
+        assert line.startswith(b"ready"), line
+        return Process(process, int(line.split()[1]))
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    async def end(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+        self.process._transport.close()  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def decoding(*processes: Process) -> AsyncIterator[RealDecoder]:
+    d = RealDecoder([process.port for process in processes])
+    await d.decoder.start()
+    try:
+        await until(lambda: len(d.decoder.peers.usable_links()) == len(processes), 10.0)
+        yield d
+        await until(lambda: d.decoder.attempts() == () and not d.engine.reservations, 10.0)
+        assert d.engine.violations == []
+        d.engine.check_integrity()
+        assert d.memory.fabric.stats()["keys"] == 0
+    finally:
+        await d.close()
+        for process in processes:
+            await process.end()
+
+
+async def test_bytes_arrive_whole() -> None:
+    p = await Process.start("p")
+    async with decoding(p) as d:
+        lengths = (1, 15, 16, 17, 47, 48, 49, 95, 96, 97, 500, 1400)
+        requests = [d.engine.generate(f"r{n}", prompt(n, n)) for n in lengths]
+        assert await finish(*requests) == ["whole"] * len(lengths)
+        assert d.decoder.counters.released == 0
+        assert d.memory.fabric.stats()["stale_units"] == 0
+
+
+async def test_killed_prefiller_is_fenced_and_another_serves() -> None:
+    slow, good = await Process.start("slow", layer_seconds=0.03), await Process.start("good")
+    async with decoding(slow) as d:
+        requests = [d.engine.generate(f"r{n}", prompt(n, 400)) for n in range(3)]
+        await until(lambda: any(a.arrived_units for a in d.decoder.attempts()))
+        slow.signal(signal.SIGKILL)
+        await until(lambda: any(outcome is KvOutcome.QUARANTINED for _, outcome in d.engine.settled))
+        await until(lambda: d.engine.quarantined == 0)
+        again = await Process.start("again", port=slow.port)
+        assert await finish(*requests) == ["whole"] * 3
+        assert d.decoder.peers.peers[0].num_connects == 2
+        await again.end()
+    await good.end()
+
+
+async def test_stopped_prefiller_is_fenced_and_its_late_writes_hit_nobody() -> None:
+    slow, good = await Process.start("slow", layer_seconds=0.02), await Process.start("good")
+    async with decoding(slow, good) as d:
+        requests = [d.engine.generate(f"r{n}", prompt(n, 400)) for n in range(4)]
+        await until(lambda: any(a.arrived_units and a.peer == "slow" for a in d.decoder.attempts()))
+        slow.signal(signal.SIGSTOP)
+        assert await finish(*requests) == ["whole"] * 4
+        others = [d.engine.generate(f"s{n}", prompt(50 + n, 300)) for n in range(4)]
+        slow.signal(signal.SIGCONT)
+        assert await finish(*others) == ["whole"] * 4
+        await until(lambda: len(d.decoder.peers.usable_links()) == 2, 10.0)
+        assert await finish(*[d.engine.generate(f"t{n}", prompt(90 + n, 100)) for n in range(4)]) == ["whole"] * 4
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.06, 0.12])
+async def test_cancel_gives_the_pages_back(after: float) -> None:
+    p = await Process.start("p", layer_seconds=0.005)
+    async with decoding(p) as d:
+        requests = [d.engine.generate(f"r{n}", prompt(n, 500)) for n in range(2)]
+        await asyncio.sleep(after)
+        for request in requests:
+            d.engine.abort(request.request_id)
+        await until(lambda: len(d.engine.free) == GEOMETRY.num_pages, 10.0)
+        assert d.decoder.counters.fences == 0
+        assert await finish(d.engine.generate("next", prompt(9, 300))) == ["whole"]

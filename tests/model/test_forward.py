@@ -1,0 +1,238 @@
+"""The forward pass against transformers, token for token, through step plans."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
+from pdd.engine.rank_runner import BadPlan
+from pdd.kv.layout import KvLayout
+from pdd.model.attention import Batch, Segment
+from pdd.model.attn_torch import TorchAttention
+from pdd.model.checkpoint import Shard
+from pdd.model.config import load_config
+from pdd.model.demo import write_demo_model
+from pdd.model.layers import DenseLinear, PackedLinear, can_pack
+from pdd.model.llama import load_model
+from tests.model.model_harness import FakeCounter, Harness
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
+CASES = {
+    "llama": dict(family="llama"),
+    "llama-tied-mha": dict(family="llama", tie_embeddings=True, num_kv_heads=4),
+    "llama-llama3-rope": dict(family="llama", rope_theta=500000.0, rope_scaling=LLAMA3),
+    "llama-linear-rope": dict(family="llama", rope_scaling={"rope_type": "linear", "factor": 4.0}),
+    "qwen2": dict(family="qwen2", num_kv_heads=1),
+    "qwen2-tied": dict(family="qwen2", tie_embeddings=True),
+    "qwen3-wide-heads": dict(family="qwen3", head_dim=32),
+    "qwen3-tied-narrow-heads": dict(family="qwen3", tie_embeddings=True, head_dim=24),
+}
+GENERATED = 12
+NATIVE = importlib.util.find_spec("pdd.model._attention") is not None
+
+
+def text(seed: int, length: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(32, 127) for _ in range(length)]
+
+
+def reference(model_dir: Path, prompts: list[list[int]], count: int = GENERATED) -> list[list[int]]:
+    """Greedy continuations by transformers. Fails on a near tie, which would prove nothing either way."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    results = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            tokens = torch.tensor([prompt])
+            for _ in range(count):
+                top = model(tokens).logits[0, -1].topk(2)
+                assert top.values[0] - top.values[1] > 1e-4
+                tokens = torch.cat([tokens, top.indices[None, :1]], dim=1)
+            results.append(tokens[0, len(prompt):].tolist())
+    return results
+
+
+@pytest.mark.parametrize("attention", ["torch", "native"])
+@pytest.mark.parametrize("case", CASES)
+def test_greedy_tokens_equal_transformers(case: str, attention: str, tmp_path: Path) -> None:
+    """Mixed batches: prompts of lengths around a page edge, odd chunks, some decoding while others still prefill."""
+    write_demo_model(tmp_path, **CASES[case])
+    prompts = [text(1, 1), text(2, 15), text(3, 16), text(4, 17), text(5, 100), text(6, 131)]
+    if attention == "native" and (not NATIVE or CASES[case].get("head_dim", 16) % 16):
+        pytest.skip("the native attention kernel is not built, or does not take this head_dim")
+    harness = Harness(tmp_path, attention=attention)
+    chunks = (1, 7, 16, 17, 33, 64)
+    requests = [harness.request(prompt, chunk=chunk) for prompt, chunk in zip(prompts, chunks, strict=True)]
+    assert harness.run(requests, GENERATED) == reference(tmp_path, prompts)
+    assert harness.counter.value == harness.step_number * harness.layout.num_layers
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 64])
+def test_page_size_does_not_change_tokens(page_size: int, tmp_path: Path) -> None:
+    write_demo_model(tmp_path)
+    prompts = [text(7, 70), text(8, 40)]
+    harness = Harness(tmp_path, page_size=page_size, num_pages=256)
+    got = harness.run([harness.request(prompt, chunk=29) for prompt in prompts], GENERATED)
+    assert got == reference(tmp_path, prompts)
+
+
+def decoded_after_prefill(model_dir: Path, prompt: list[int], spoilt_page: int | None = None) -> list[int]:
+    """As on a decoder whose pages a prefiller filled: one token at start = n - 1, all pages new to the row."""
+    harness = Harness(model_dir)
+    prefill = harness.request(prompt[:-1], sampling=None, chunk=20)
+    while prefill.done < len(prefill.tokens):
+        assert harness.step([prefill]).sampled == ()
+    pages = [int(page) for page in harness.runner._rows[prefill.row_id].table[: prefill.num_pages]]
+    if spoilt_page is not None:
+        harness.kv[:, pages[spoilt_page]] = 0
+    request = harness.request(prompt)
+    request.done = len(prompt) - 1
+    harness.free.extend(reversed(pages))  # popped again in the same order
+    return harness.run([request], GENERATED)[0]
+
+
+@pytest.mark.parametrize("length", [2, 16, 17, 18, 50])
+def test_decoder_continues_from_pages_that_another_filled(length: int, tmp_path: Path) -> None:
+    write_demo_model(tmp_path)
+    prompt = text(length, length)
+    assert decoded_after_prefill(tmp_path, prompt) == reference(tmp_path, [prompt])[0]
+
+
+def test_wrong_kv_changes_tokens(tmp_path: Path) -> None:
+    """The demo model is sensitive enough for the tests above to mean something: one lost page of seven is seen."""
+    write_demo_model(tmp_path)
+    prompt = text(9, 100)
+    assert decoded_after_prefill(tmp_path, prompt, spoilt_page=2) != reference(tmp_path, [prompt])[0]
+
+
+def test_tokens_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    """A sampled row alone, in company, and after a preemption gives the same tokens."""
+    write_demo_model(tmp_path)
+    sampling = Sampling(temperature=1.3, top_p=0.9, seed=77, frequency_penalty=0.3)
+    prompt = text(10, 40)
+    alone = Harness(tmp_path)
+    want = alone.run([alone.request(prompt, sampling=sampling)], GENERATED)[0]
+    crowd = Harness(tmp_path, seed=5)
+    requests = [crowd.request(text(20 + index, 30 + index), sampling=Sampling(temperature=1.0, seed=index))
+                for index in range(5)]
+    requests.insert(2, subject := crowd.request(prompt, sampling=sampling, chunk=11))
+    crowd.run(requests, 5)
+    subject.known, subject.done, subject.num_pages = False, 0, 0  # preempted: pages lost, starts over
+    subject.row_id = 100
+    crowd.step([subject], gone=tuple(request.row_id for request in requests if request is not subject))
+    assert crowd.run([subject], GENERATED)[0] == want
+
+
+def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
+    """Tensor parallel shards, summed by a thread barrier as an all-reduce would."""
+    for family, kv_heads in (("qwen2", 2), ("llama", 1)):  # shared out; replicated
+        write_demo_model(directory := tmp_path / family, family, num_kv_heads=kv_heads)
+        config = load_config(directory)
+        prompt = text(3, 33)
+        batch = _one_segment(prompt)
+        whole = _logits(directory, config, Shard(), batch, None)
+        barrier, shared, results = threading.Barrier(2), {}, {}
+
+        def rank(index: int, directory=directory, config=config, batch=batch, barrier=barrier, shared=shared,
+                 results=results) -> None:
+            def reduce(x: torch.Tensor) -> None:
+                shared[index] = x.clone()
+                barrier.wait(10)
+                x.copy_(shared[0] + shared[1])
+                barrier.wait(10)
+            results[index] = _logits(directory, config, Shard(index, 2), batch, reduce)
+
+        threads = [threading.Thread(target=rank, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        for index in range(2):
+            torch.testing.assert_close(results[index], whole, atol=1e-4, rtol=1e-4)
+
+
+def _one_segment(prompt: list[int]) -> Batch:
+    count = len(prompt)
+    positions = torch.arange(count)
+    table = torch.arange(-(-count // 16)).numpy()
+    return Batch(torch.tensor(prompt), positions, positions // 16, positions % 16, np.zeros((0, 0), np.int64),
+                 np.zeros(0, np.int64), (Segment(0, count, 0, table),), torch.tensor([count - 1]))
+
+
+def _logits(directory: Path, config, shard: Shard, batch: Batch, reduce) -> torch.Tensor:
+    model = load_model(directory, config, dtype="float32", max_context=256, shard=shard)
+    layout = KvLayout(config.num_layers, 8, model.num_kv_heads, 16, config.head_dim, "float32")
+    attention = TorchAttention(layout, torch.zeros(layout.shape), model.num_heads)
+    with torch.inference_mode():
+        return model.forward(batch, attention, FakeCounter(), reduce)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 8, 65])
+def test_packed_linear_equals_dense(dtype: torch.dtype, rows: int) -> None:
+    if not can_pack(dtype):
+        pytest.skip("this torch has no packed oneDNN linear")
+    generator = torch.Generator().manual_seed(rows)
+    weight, bias = torch.randn(96, 64, generator=generator).to(dtype), torch.randn(96, generator=generator).to(dtype)
+    x = torch.randn(rows, 64, generator=generator).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1  # one bf16 step at |y| ~ 16
+    packed, dense = PackedLinear(weight, bias)(x), DenseLinear(weight, bias)(x)
+    torch.testing.assert_close(packed, dense, atol=tolerance, rtol=tolerance)
+
+
+def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
+    """bf16 is no token-for-token test (near ties), but the first logits must be near."""
+    write_demo_model(tmp_path)
+    config, batch = load_config(tmp_path), _one_segment(text(1, 40))
+    exact = _logits(tmp_path, config, Shard(), batch, None)
+    model = load_model(tmp_path, config, dtype="bfloat16", max_context=256)
+    layout = KvLayout(config.num_layers, 8, model.num_kv_heads, 16, config.head_dim, "bfloat16")
+    attention = TorchAttention(layout, torch.zeros(layout.shape, dtype=torch.bfloat16), model.num_heads)
+    with torch.inference_mode():
+        near = model.forward(batch, attention, FakeCounter())
+    assert near.dtype == torch.bfloat16
+    assert torch.nn.functional.cosine_similarity(near.float(), exact)[0] > 0.98
+
+
+BAD_ROWS = {
+    "unknown row": (Row(9, (1,), 0, (0,), sample=False), "row 9: is not known"),
+    "no tokens": (Row(1, (), 0, (0,), sample=False), "has no tokens"),
+    "no page": (Row(1, (1,) * 17, 0, (3,), sample=False), "do not hold 17"),
+    "page out of range": (Row(1, (1,), 0, (128,), sample=False), r"not all within \[0, 128\)"),
+    "negative page": (Row(1, (1,), 0, (-1,), sample=False), "not all within"),
+    "beyond the context": (Row(1, (1,), 2048, (0,) * 129, sample=False), "leave the context of 2048"),
+    "token out of range": (Row(1, (264,), 0, (0,), sample=False), "token id is outside"),
+    "sampled without parameters": (Row(2, (1,), 0, (0,), sample=True), "without sampling parameters"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_bad_plan_is_refused_before_it_touches_a_page(case: str, tmp_path: Path) -> None:
+    write_demo_model(tmp_path)
+    harness = Harness(tmp_path)
+    row, message = BAD_ROWS[case]
+    new = (NewRow(1, (1,), (), Sampling()), NewRow(2, (1,), (), None))
+    with pytest.raises(BadPlan, match=message):
+        harness.runner.run(StepPlan(0, (), new, (row,)))
+    assert (harness.kv == 1e3).all()
+    assert harness.counter.value == 0
+    with pytest.raises(BadPlan, match="step 5 came where step 0"):
+        harness.runner.run(StepPlan(5, (), (), ()))
+
+
+def test_empty_plan_bumps_the_counter(tmp_path: Path) -> None:
+    """The watcher's arithmetic (step * layers + layer + 1) holds for a step without rows too."""
+    write_demo_model(tmp_path)
+    harness = Harness(tmp_path)
+    harness.step([])
+    assert harness.counter.value == harness.layout.num_layers

@@ -1,0 +1,206 @@
+"""Configs, fingerprints and checkpoints of model folders: what is read, what is refused and how it is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pdd.errors import ModelError
+from pdd.model.checkpoint import Checkpoint, Shard, rows_of
+from pdd.model.config import RopeScaling, fingerprint, load_config
+from pdd.model.demo import write_demo_model
+from pdd.model.llama import load_model
+from pdd.model.safetensors_file import INDEX_NAME, SINGLE_NAME, read_directory, write_file
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_demo_model(tmp_path / "m", num_layers=2)
+
+
+def edit(model: Path, change: Callable[[dict[str, Any]], None], name: str = "config.json") -> None:
+    raw = json.loads((model / name).read_text())
+    change(raw)
+    (model / name).write_text(json.dumps(raw))
+
+
+def test_reads_families_and_eos_of_both_files(tmp_path: Path) -> None:
+    for family in ("llama", "qwen2", "qwen3"):
+        config = load_config(write_demo_model(tmp_path / family, family))
+        assert (config.family, config.qkv_bias, config.qk_norm) == (family, family == "qwen2", family == "qwen3")
+        assert config.eos_token_ids == (258, 256)  # config.json's, then generation_config.json's
+    (tmp_path / "llama" / "generation_config.json").unlink()
+    assert load_config(tmp_path / "llama").eos_token_ids == (258,)
+
+
+@pytest.mark.parametrize(("raw", "theta", "scaling"), [
+    ({"rope_theta": 5e5}, 5e5, None),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1e6, None),  # transformers 5
+    ({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}}, 1e4, RopeScaling("linear", 2.0)),
+    ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0,
+                          "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}},
+     5e5, RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)),
+])
+def test_reads_both_forms_of_rope(model: Path, raw: dict[str, Any], theta: float, scaling: RopeScaling | None) -> None:
+    def change(config: dict[str, Any]) -> None:
+        del config["rope_theta"], config["rope_scaling"]
+        config.update(raw)
+    edit(model, change)
+    config = load_config(model)
+    assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
+
+
+@pytest.mark.parametrize(("field", "value", "named"), [
+    ("model_type", "gemma3", "gemma3"),
+    ("architectures", ["LlamaForSequenceClassification"], "LlamaForSequenceClassification"),
+    ("hidden_act", "gelu", "hidden_act"),
+    ("quantization_config", {"bits": 4}, "quantization_config"),
+    ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "yarn"),
+    ("partial_rotary_factor", 0.5, "partial_rotary_factor"),
+    ("layer_types", ["full_attention", "sliding_attention"], "sliding_window"),
+    ("num_attention_heads", 3, "num_key_value_heads"),
+    ("hidden_size", "64", "hidden_size"),
+    ("vocab_size", None, "vocab_size"),
+    ("eos_token_id", "stop", "eos_token_id"),
+    ("torch_dtype", "int8", "dtype"),
+])
+def test_refuses_by_name(model: Path, field: str, value: object, named: str) -> None:
+    edit(model, lambda raw: raw.update({field: value}))
+    with pytest.raises(ModelError, match=named):
+        load_config(model)
+
+
+def test_sliding_window_is_refused_only_when_in_use(tmp_path: Path) -> None:
+    model = write_demo_model(tmp_path, "qwen2")
+    edit(model, lambda raw: raw.update(sliding_window=32, use_sliding_window=False))
+    load_config(model)
+    edit(model, lambda raw: raw.update(use_sliding_window=True))
+    with pytest.raises(ModelError, match="sliding_window 32"):
+        load_config(model)
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        load_config(tmp_path / "none")
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
+        load_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ModelError, match="unreadable"):
+        load_config(tmp_path)
+
+
+# -- fingerprints -----------------------------------------------------------------------------------------------------
+def split_in_two(model: Path) -> None:
+    """The same checkpoint as two files and an index."""
+    entries = list(read_directory(model).values())
+    weight_map = {}
+    for number, part in enumerate((entries[::2], entries[1::2])):
+        name = f"model-{number}.safetensors"
+        write_file(model / name, [(e.name, e.dtype, e.shape,
+                                   lambda e=e: e.path.read_bytes()[e.offset : e.offset + e.nbytes]) for e in part])
+        weight_map.update(dict.fromkeys((entry.name for entry in part), name))
+    (model / SINGLE_NAME).unlink()
+    (model / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_fingerprint_is_of_values_not_of_files(tmp_path: Path) -> None:
+    first, second = write_demo_model(tmp_path / "a"), write_demo_model(tmp_path / "b")
+    assert fingerprint(first) == fingerprint(second)
+    split_in_two(second)
+    assert fingerprint(first) == fingerprint(second)
+    edit(second, lambda raw: raw.update(eos_token_id=5))  # no value of the cache depends on it
+    assert fingerprint(first) == fingerprint(second)
+
+
+def test_fingerprint_sees_other_weights_and_other_numbers(tmp_path: Path) -> None:
+    model = write_demo_model(tmp_path / "a")
+    seen = {fingerprint(model), fingerprint(write_demo_model(tmp_path / "b", seed=1)),
+            fingerprint(write_demo_model(tmp_path / "c", dtype="bfloat16"))}
+    edit(model, lambda raw: raw.update(rope_theta=20000.0))
+    seen.add(fingerprint(model))
+    edit(model, lambda raw: raw.update(rms_norm_eps=1e-6))
+    seen.add(fingerprint(model))
+    assert len(seen) == 5
+    bias = next(entry for entry in read_directory(model).values() if entry.name == "model.layers.1.mlp.up_proj.weight")
+    with bias.path.open("r+b") as file:  # a tensor changed at its very end
+        file.seek(bias.offset + bias.nbytes - 1)
+        file.write(b"\x01")
+    assert fingerprint(model) not in seen
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+def test_sharded_files_load_as_one(model: Path) -> None:
+    whole = load_model(model, load_config(model), dtype="float32", max_context=64)
+    split_in_two(model)
+    parts = load_model(model, load_config(model), dtype="float32", max_context=64)
+    assert whole.param_bytes == parts.param_bytes
+    assert torch.equal(whole._embedding, parts._embedding)
+
+
+def test_progress_reaches_the_total(model: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    load_model(model, load_config(model), dtype="float32", max_context=64, progress=lambda *at: seen.append(at))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] == sum(entry.nbytes for entry in read_directory(model).values())
+
+
+def test_names_a_missing_and_a_mis_shaped_tensor(model: Path) -> None:
+    config = load_config(model)
+    edit(model, lambda raw: raw.update(num_hidden_layers=3))
+    with pytest.raises(ModelError, match=r"lacks tensor 'model\.layers\.2\."):
+        load_model(model, load_config(model), dtype="float32", max_context=64)
+    edit(model, lambda raw: raw.update(num_hidden_layers=2, intermediate_size=130))
+    with pytest.raises(ModelError, match=r"gate_proj.* has shape \[128, 64\], config.json implies \[130, 64\]"):
+        load_model(model, load_config(model), dtype="float32", max_context=64)
+    assert config.intermediate_size == 128
+
+
+@pytest.mark.parametrize("damage", ["cut", "header", "empty", "absent"])
+def test_damaged_weights_are_named(model: Path, damage: str) -> None:
+    path = model / SINGLE_NAME
+    data = path.read_bytes()
+    match damage:
+        case "cut":
+            path.write_bytes(data[:-100])
+        case "header":
+            path.write_bytes(b"\xff" * 16 + data)
+        case "empty":
+            path.write_bytes(b"")
+        case "absent":
+            path.unlink()
+    with pytest.raises(ModelError, match=r"truncated|not a safetensors file|holds no"):
+        read_directory(model)
+
+
+def test_index_that_names_an_absent_file(model: Path) -> None:
+    split_in_two(model)
+    (model / "model-1.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model-1\.safetensors is missing"):
+        read_directory(model)
+
+
+def test_slices_of_ranks_tile_the_tensor(model: Path) -> None:
+    checkpoint, config = Checkpoint(model), load_config(model)
+    name, shape = "model.layers.0.self_attn.q_proj.weight", (64, 64)
+    whole = torch.empty(shape)
+    checkpoint.copy_into(whole, name, shape)
+    by_rows, by_columns = [], []
+    for rank in range(4):
+        part = rows_of(Shard(rank, 4).part(config.num_heads, "heads"), config.head_dim)
+        rows, columns = torch.empty(16, 64), torch.empty(64, 16)
+        checkpoint.copy_into(rows, name, shape, rows=part)
+        checkpoint.copy_into(columns, name, shape, columns=part)
+        by_rows.append(rows)
+        by_columns.append(columns)
+    assert torch.equal(torch.cat(by_rows), whole)
+    assert torch.equal(torch.cat(by_columns, dim=1), whole)
+    assert [Shard(rank, 4).kv_heads(2) for rank in range(4)] == [slice(0, 1), slice(0, 1), slice(1, 2), slice(1, 2)]
+    with pytest.raises(ModelError, match="does not divide over 3 ranks"):
+        Shard(0, 3).part(4, "num_attention_heads")
+    with pytest.raises(ModelError, match="no multiple of num_key_value_heads"):
+        Shard(0, 3).kv_heads(2)

@@ -1,0 +1,128 @@
+"""The picture of `pdd top` as text, from recorded events: no terminal, no Textual."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pdd.tui import view
+from pdd.tui.rates import History, bytes_per_second
+from tests.tui.frames import check_frame, recorded, scene_of
+
+SIZES = [(80, 24), (100, 30), (160, 48), (50, 12)]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_frame_at_each_size(width: int, height: int) -> None:
+    lines = view.frame(scene_of(recorded()), width, height)
+    assert [sum(len(text) for text, _ in line) for line in lines] == [width] * height
+    check_frame(f"view-{width}x{height}", view.text(lines))
+
+
+def test_ascii_frame() -> None:
+    text = view.text(view.frame(scene_of(recorded()), 80, 24, view.ASCII))
+    assert text.isascii()
+    check_frame("view-ascii-80x24", text)
+
+
+def test_a_lost_daemon_is_a_banner_over_the_last_picture() -> None:
+    scene = dataclasses.replace(scene_of(recorded(), age=7.0), lost="the daemon stopped")
+    text = view.text(view.frame(scene, 80, 24))
+    assert "LOST" in text
+    assert "the daemon stopped; last seen 7.0s ago; trying again" in text
+    assert "decode" in text  # the last picture stays
+
+
+def test_old_data_is_called_stale() -> None:
+    assert "STALE" not in view.text(view.frame(scene_of(recorded(), age=1.0), 80, 24))
+    stale = view.text(view.frame(scene_of(recorded(), age=1.9), 80, 24))
+    assert "STALE" in stale
+    assert "no answer for 1.9s" in stale
+
+
+def test_nothing_yet() -> None:
+    assert "waiting for the first picture" in view.text(view.frame(view.Scene(History(), 0.0, "", 1.0), 80, 24))
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(0, 0), (1, 1), (12, 2), (39, 30), (80, 7), (80, 8), (40, 8), (77, 24), (78, 9)]
+)
+def test_no_size_crashes(width: int, height: int) -> None:
+    for shown in (recorded(), []):
+        lines = view.frame(scene_of(shown), width, height)
+        assert len(lines) == (height if width else 0)
+        assert all(sum(len(text) for text, _ in line) == width for line in lines)
+
+
+def test_many_peers_and_hostile_names_stay_inside_the_window() -> None:
+    lines = recorded()
+    status = lines[0]["docs"]["status"]
+    peer = {**status["peers"][0], "name": "p\x1b[31m\n" * 20, "error": "x" * 500}
+    status["peers"] = [peer] * 128
+    drawn = view.frame(scene_of(lines[:1]), 80, 24)
+    assert len(drawn) == 24
+    text = view.text(drawn)
+    assert "\x1b" not in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_every_color_stands_beside_a_sign() -> None:
+    """A state that is bad reads as bad without its style."""
+    lines = recorded()
+    lines[0]["docs"]["status"] |= {"state": "not_ready", "reasons": ["no prefiller is up"]}
+    text = view.text(view.frame(scene_of(lines[:1]), 80, 24))
+    assert "NOT_READY" in text
+    assert "! no prefiller is up" in text
+
+
+# -- sparklines --------------------------------------------------------------------------------------------------------
+def test_spark_scales_to_the_largest_and_shows_gaps() -> None:
+    assert view.spark([0, 4, 8], 3, view.UNICODE) == "▁▄█" or view.spark([0, 4, 8], 3, view.UNICODE) == "▁▅█"
+    assert view.spark([1, None, 1], 5, view.UNICODE) == "  █ █"
+    assert view.spark([0, 0], 2, view.UNICODE) == "▁▁"
+    assert view.spark([5], 0, view.UNICODE) == ""
+
+
+# -- rates -------------------------------------------------------------------------------------------------------------
+def test_rates_between_two_documents() -> None:
+    one = {"transfers": {"bytes": 100, "bytes_received": 50}}
+    two = {"transfers": {"bytes": 300, "bytes_received": 40}}
+    assert bytes_per_second(one, two, 2.0) == {"in": 0.0, "out": 100.0}  # a fallen total is no negative rate
+    assert bytes_per_second(one, two, 0.0) == {"in": 0.0, "out": 0.0}
+
+
+def test_deltas_merge_member_by_member() -> None:
+    history = History()
+    lines = recorded()
+    for line in lines:
+        history.apply(line, 1.0)
+    assert history.status is not None
+    assert history.status["epoch"] == lines[0]["docs"]["status"]["epoch"]
+    assert history.status["batch_size"] == lines[-1]["docs"]["status"]["batch_size"]
+    assert len(history.moved) == len(lines) - 1
+
+
+def test_a_restart_leaves_a_gap_and_no_rate_across_it() -> None:
+    history = History()
+    first, second = recorded()[0], recorded()[0]
+    history.apply(first, 1.0)
+    first["ts_mono"], second["ts_mono"] = 100.0, 101.0
+    second["docs"]["status"]["boot_id"] = "another"
+    second["docs"]["status"]["transfers"] = {**second["docs"]["status"]["transfers"], "bytes": 0}
+    history.apply(second, 2.0)
+    assert list(history.batch)[1] is None
+    assert all(sample is None for sample in history.moved)
+    heartbeat = {"type": "heartbeat", "seq": 1}
+    history.apply(heartbeat, 9.0)
+    assert history.updated == 9.0
+
+
+def test_the_recording_is_what_the_schema_says() -> None:
+    import msgspec
+
+    from pdd.control.schema import Status
+
+    msgspec.convert(recorded()[0]["docs"]["status"], Status)
+    assert Path(__file__).with_name("events.ndjson").stat().st_size < 100_000

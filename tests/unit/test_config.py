@@ -1,0 +1,311 @@
+"""Settings: sources, precedence, every mistake at once with its place, rules between settings, secrets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from pdd import config
+from pdd.config import Config, all_fields
+from pdd.config_load import ConfigProblems, load, read_credential
+from pdd.config_sources import from_flag, positions, search_path
+
+BASE = {"PDD_NODE__ROLE": "both", "PDD_MODEL__PATH": "/m"}
+
+
+def mistakes(
+    *, env: dict[str, str] | None = None, file: Path | None = None, assignments: tuple[str, ...] = ()
+) -> list[str]:
+    with pytest.raises(ConfigProblems) as caught:
+        load(file, env=BASE if env is None else env, assignments=assignments, search=False)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+def test_each_source_is_stronger_than_the_one_below(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "pdd.toml", '[node]\nrole = "both"\n[model]\npath = "/m"\n[kv]\npage_size = 1\nnum_pages = 1\n'
+    )
+    flags: list[object] = []
+    seen = []
+    for step in range(5):
+        env = {}
+        if step >= 1:
+            write(tmp_path / "conf.d" / "10-a.toml", "[kv]\npage_size = 2\n")
+        if step >= 2:
+            write(tmp_path / "conf.d" / "20-b.toml", "[kv]\npage_size = 3\n")
+        if step >= 3:
+            env = {"PDD_KV__PAGE_SIZE": "4"}
+        flags = ["kv.page_size=5"] if step >= 4 else []
+        loaded, origins = load(file, env=env, assignments=flags)  # type: ignore[arg-type]
+        seen.append((loaded.kv.page_size, str(origins["kv.page_size"])))
+        assert loaded.kv.num_pages == 1  # a drop-in changes what it names and nothing else
+    assert seen == [
+        (1, f"{file}:6:1"),
+        (2, f"{tmp_path}/conf.d/10-a.toml:2:1"),
+        (3, f"{tmp_path}/conf.d/20-b.toml:2:1"),
+        (4, "env PDD_KV__PAGE_SIZE"),
+        (5, "--set"),
+    ]
+
+
+def test_a_set_is_stronger_than_a_flag_of_its_own_name() -> None:
+    loaded, _ = load(
+        env=BASE,
+        flags=[from_flag("api.listen", "127.0.0.1:1", "--listen")],
+        assignments=["api.listen=127.0.0.1:2"],
+        search=False,
+    )
+    assert loaded.api.listen == "127.0.0.1:2"
+
+
+def test_what_nobody_set_is_the_default() -> None:
+    loaded, origins = load(env=BASE, search=False)
+    assert origins["kv.page_size"].kind == "default"
+    assert (loaded.kv.page_size, loaded.engine.max_batch_tokens, loaded.peers.heartbeat) == (16, 2048, 0.5)
+    assert set(origins) == set(all_fields())
+
+
+def test_text_is_read_by_the_type_of_the_key() -> None:
+    sets = [
+        "kv.num_pages=64",
+        "kv.memory_fraction=0.5",
+        "scheduler.local_prefill_fallback=true",
+        "drain.timeout=1m30s",
+        "fabric.window_bytes=1MiB",
+        "peers.static=127.0.0.1:1, [::1]:2",
+        'fabric.bind=["a", "b"]',
+        "model.served_name=7",
+    ]
+    loaded, _ = load(env=BASE, assignments=sets, search=False)
+    assert (loaded.kv.num_pages, loaded.kv.memory_fraction) == (64, 0.5)
+    assert loaded.scheduler.local_prefill_fallback is True
+    assert (loaded.drain.timeout, loaded.fabric.window_bytes) == (90.0, 1 << 20)
+    assert loaded.peers.static == ("127.0.0.1:1", "[::1]:2")
+    assert loaded.fabric.bind == ("a", "b")
+    assert loaded.model.served_name == "7"
+
+
+def test_the_config_is_frozen() -> None:
+    loaded, _ = load(env=BASE, search=False)
+    with pytest.raises(pydantic.ValidationError):
+        loaded.kv.page_size = 1  # type: ignore[misc]
+
+
+def test_where_the_file_is_looked_for() -> None:
+    assert search_path({"PDD_CONFIG": "/x.toml", "HOME": "/h"}, is_root=False) == [Path("/x.toml")]
+    assert search_path({"HOME": "/h"}, is_root=False) == [Path("/h/.config/pdd/pdd.toml"), Path("/etc/pdd/pdd.toml")]
+    assert search_path({"HOME": "/h", "XDG_CONFIG_HOME": "/c"}, is_root=False)[0] == Path("/c/pdd/pdd.toml")
+    assert search_path({"HOME": "/root"}, is_root=True) == [Path("/etc/pdd/pdd.toml")]
+
+
+def test_a_named_file_that_is_missing_is_a_mistake(tmp_path: Path) -> None:
+    missing = tmp_path / "no.toml"
+    assert mistakes(file=missing) == [f"{missing}  cannot be read: No such file or directory"]
+    with pytest.raises(ConfigProblems, match="cannot be read"):
+        load(env={**BASE, "PDD_CONFIG": str(missing)})
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "pdd.toml",
+        '[node]\nrole = "decod"\n\n'
+        '[engine]\n  threads = "x"\nmax_bath_size = 3\nstep_timeout = 30\n'
+        "[kvv]\na = 1\nb = 2\n",
+    )
+    found = mistakes(
+        file=file, env={"PDD_ENGINE__MAX_BACTH": "1", "PDD_ROLE": "both"}, assignments=("kv.page_size=0", "zzz")
+    )
+    assert found == [
+        f'{file}:2:1  node.role: "decod" is not a role; use "prefill", "decode" or "both"',
+        f'{file}:5:3  engine.threads: "x" is not a whole number',
+        f"{file}:6:1  engine.max_bath_size: no such setting; did you mean max_batch_size?",
+        f'{file}:7:1  engine.step_timeout: 30 has no unit; write a duration as text, for example "30s"',
+        f"{file}:9:1  kvv: no such section; did you mean kv?",
+        "model.path: required; the folder of the model (or start with --demo)",
+        '--set  "zzz" is not an assignment; write --set section.key=value',
+        "--set  kv.page_size: 0 must be at least 1",
+        "environment  PDD_ROLE: no such setting; did you mean PDD_NODE__ROLE?",
+        "environment  PDD_ENGINE__MAX_BACTH: no such setting; did you mean PDD_ENGINE__MAX_BATCH_SIZE?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("kv.page_size=1.5", '"1.5" is not a whole number'),
+        ("kv.memory_fraction=1", "must be less than 1"),
+        ("kv.memory_fraction=lots", '"lots" is not a number'),
+        ("drain.timeout=5", '"5" is not a duration'),
+        ("drain.timeout=-5s", "is not a duration"),
+        ("engine.step_timeout=0s", "must be more than 0"),
+        ("top.interval=100ms", "100ms must be at least 250ms"),
+        ("fabric.window_bytes=8", '"8" is not a size'),
+        ("fabric.idle=hot", '"hot" is not an idle; use "auto", "spin" or "block"'),
+        ("scheduler.local_prefill_fallback=yes", '"yes" is not true or false'),
+        ("node.name=a/b", '"a/b" is not a valid name'),
+        ("api.listen=8000", "write HOST:PORT"),
+        ("api.listen=::1:8000", "write IPv6 in brackets: [::1]:8000"),
+        ("api.listen=127.0.0.1:99999", "is not a port"),
+        ("peers.static=a:1,b", '"b" is not an address'),
+        ("page_size=3", "is not an assignment"),
+        ("engine.page_size=3", "no such setting; did you mean kv.page_size?"),
+    ],
+)
+def test_a_wrong_value_is_explained(assignment: str, message: str) -> None:
+    found = mistakes(assignments=(assignment,))
+    assert len(found) == 1
+    assert message in found[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ("[node\n", "1:6", "not TOML"),
+        ('role = "both"\n', "1:1", "role: no such section"),
+        ('node = 3\n', "1:1", "node: is a table; write [node]"),
+        ('[node]\nname.x = "a"\nrole = "both"\n[model]\npath = "/m"', "2:1", "node.name"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_explained(tmp_path: Path, text: str, place: str, message: str) -> None:
+    file = write(tmp_path / "a.toml", text)
+    first = mistakes(file=file, env={})[0]
+    assert first.startswith(f"{file}:{place}")
+    assert message in first
+
+
+def test_service_links_of_kubernetes_and_test_variables_are_passed_over() -> None:
+    names = (
+        "SERVICE_HOST SERVICE_PORT SERVICE_PORT_HTTP PORT DECODE_SERVICE_HOST PORT_8000_TCP X_PORT_8000_TCP_ADDR "
+        "X_PORT_8000_TCP_PROTO TEST_MODEL"
+    )
+    links = {f"PDD_{name}": "x" for name in names.split()}
+    load(env={**BASE, **links}, search=False)
+    assert mistakes(env={**BASE, "PDD_SERVICE_HOSTS": "x"}) != []
+
+
+# -- rules between settings --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("assignments", "message"),
+    [
+        (("node.role=prefill",), "peers.listen: required for role prefill"),
+        (("peers.listen=0.0.0.0:7700",), "0.0.0.0:7700 is not loopback: peers must prove a shared token"),
+        (("peers.static=127.0.0.1:1,10.0.0.1:7700",), "10.0.0.1:7700 is not loopback"),
+        (("peers.static=node-3:7700",), "node-3:7700 is not loopback"),
+        (("peers.static=127.0.0.1:0",), "127.0.0.1:0 has no port"),
+        (("api.listen=[::]:8000",), "[::]:8000 is not loopback: clients must have a key"),
+        (("peers.dead_after=1s",), "peers.dead_after: must be longer than peers.suspect_after"),
+    ],
+)
+def test_settings_that_do_not_fit_together(assignments: tuple[str, ...], message: str) -> None:
+    found = mistakes(assignments=assignments)
+    assert len(found) == 1
+    assert message in found[0]
+
+
+def test_off_loopback_is_fine_with_secrets() -> None:
+    sets = [
+        "peers.listen=0.0.0.0:7700",
+        "peers.token_credential=t",
+        "api.listen=0.0.0.0:80",
+        "api.api_keys_credential=k",
+    ]
+    assert load(env=BASE, assignments=sets, search=False)[0].peers.listen == "0.0.0.0:7700"
+    load(
+        env=BASE,
+        assignments=["peers.listen=[::1]:7700", "api.listen=localhost:1", "peers.static=[::ffff:127.0.0.1]:1"],
+        search=False,
+    )
+
+
+def test_rules_are_checked_beside_other_mistakes_but_not_on_wrong_keys() -> None:
+    found = mistakes(assignments=("kv.page_size=0", "peers.listen=0.0.0.0:7700"))
+    assert len(found) == 2
+    assert len(mistakes(assignments=("node.role=prefil",))) == 1  # nothing is said about what role prefill would need
+    assert len(mistakes(assignments=("peers.dead_after=x", "peers.suspect_after=10s"))) == 1  # nor about a default
+
+
+def test_demo_needs_no_model_and_has_a_role() -> None:
+    loaded, origins = load(env={}, demo=True, search=False)
+    assert (loaded.node.role, loaded.model.path) == ("both", "")
+    assert load(env={"PDD_NODE__ROLE": "decode"}, demo=True, search=False)[0].node.role == "decode"
+    assert origins["node.role"].kind == "default"
+
+
+# -- secrets -----------------------------------------------------------------------------------------------------------
+def test_credentials(tmp_path: Path) -> None:
+    file = write(tmp_path / "keys", "one\n\n  two \n")
+    found = read_credential(str(file), "api.api_keys_credential")
+    assert [secret.get_secret_value() for secret in found] == ["one", "two"]
+    assert "one" not in repr(found)
+    assert read_credential("keys", "k", {"CREDENTIALS_DIRECTORY": str(tmp_path)}) == found
+    assert read_credential("", "k") == ()
+    for name, message in ((str(tmp_path / "no"), "cannot be read"), (str(write(tmp_path / "empty", "\n")), "is empty")):
+        with pytest.raises(ConfigProblems, match=message):
+            read_credential(name, "k")
+
+
+# -- the scanner -------------------------------------------------------------------------------------------------------
+def test_positions_survive_strings_arrays_and_comments() -> None:
+    text = '''# [a]
+[node]
+  role = "x # [kv]"   # y = 1
+text = """
+[kv]
+page_size = 1
+"""
+list = [ "]", # [kv]
+  "[kv]",
+]
+raw = \'\'\'
+[fabric]\'\'\'
+inline = { a = 1,
+  }
+nested = [
+[1],
+]
+"quoted key" = 1
+a.b = 2
+[kv]
+page_size = 3
+'''
+    found = positions(text)
+    assert found["node", "role"] == (3, 3)
+    assert found["node", "list"] == (8, 1)
+    assert found["node", "quoted key"] == (18, 1)
+    assert found["node", "a", "b"] == (19, 1)
+    assert found["kv",] == (20, 2)
+    assert found["kv", "page_size"] == (21, 1)
+    assert ("fabric",) not in found
+
+
+def test_every_setting_is_described() -> None:
+    for key, field in all_fields().items():
+        assert field.description, key
+        assert field.description.endswith("."), key
+    assert all(section.__doc__ for section in config.sections().values())
+    assert list(Config.model_fields) == list(config.sections())
+
+
+def test_loading_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from pdd.config_load import load; load(env={}, demo=True, search=False);"
+        "heavy = ('torch', 'typer', 'starlette', 'textual', 'numpy', 'msgspec', 'asyncio');"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,230 @@
+"""The pure parts of the messenger: addresses, frames, routing, log limits, back-off, tables."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdd.engine.request import KvSource
+from pdd.errors import PeerProtocol
+from pdd.messenger import wire
+from pdd.messenger.address import Address, exposure_errors, parse_address
+from pdd.messenger.frames import FrameBuffer
+from pdd.messenger.peers import Backoff
+from pdd.messenger.ports import Change
+from pdd.messenger.quiet import QuietLog
+from pdd.messenger.requests import MOST_ANSWERED, MOST_TOMBSTONES, TOMBSTONE_SECONDS, Answered, Tombstones
+from pdd.messenger.retries import Retries
+from pdd.messenger.router import route
+from pdd.messenger.states import State
+
+
+# -- addresses --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("prefill-2:7000", "prefill-2", 7000),
+        ("prefill_2.rack-a.example.:7000", "prefill_2.rack-a.example.", 7000),
+        ("10.0.0.7:1", "10.0.0.7", 1),
+        ("[::1]:7000", "::1", 7000),
+        ("[2001:db8::7]:65535", "2001:db8::7", 65535),
+        ("[fe80::1%eth0]:7000", "fe80::1%eth0", 7000),
+        (" localhost:7000 ", "localhost", 7000),
+    ],
+)
+def test_address_forms(text: str, host: str, port: int) -> None:
+    address = parse_address(text)
+    assert address == Address(host, port)
+    assert parse_address(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "host"), [("::1", "::1"), ("[::1]", "::1"), ("2001:db8::7", "2001:db8::7"), ("node", "node")]
+)
+def test_default_port(text: str, host: str) -> None:
+    assert parse_address(text, default_port=7000) == Address(host, 7000)
+    with pytest.raises(ValueError, match="names no port"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":7000", "host:", "host:0", "host:65536", "host:-1", "host:7x", "host:٧", "[::1:7000", "[::1]7000", "[host]:1",
+     "a b:7000", "-host:7000", "10.0.0.300:7000", "http://host:7000", "host/path:7000", "1::2::3", "x" * 254 + ":1"],
+)  # fmt: skip
+def test_bad_addresses_are_quoted(text: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_address(text, default_port=7000)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
+     ("10.0.0.7", False), ("localhost.example", False), ("::ffff:10.0.0.1", False)],
+)  # fmt: skip
+def test_exposure(host: str, loopback: bool) -> None:
+    address = Address(host, 7000)
+    assert address.is_loopback is loopback
+    assert exposure_errors(address, [address], has_token=True) == []
+    assert len(exposure_errors(address, [address, address], has_token=False)) == (0 if loopback else 3)
+    assert exposure_errors(None, [], has_token=False) == []
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=8), st.data())
+def test_frames_survive_any_cut(payloads: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(len(p).to_bytes(4, "big") + p for p in payloads)
+    buffer, found, at = FrameBuffer(limit=40), [], 0
+    while at < len(stream):
+        step = data.draw(st.integers(1, len(stream) - at))
+        buffer.feed(stream[at : at + step])
+        at += step
+        while (payload := buffer.next()) is not None:
+            found.append(payload)
+    assert found == payloads
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("length", [0, 41, 1 << 24, 0xFFFFFFFF])
+def test_length_that_nobody_sends(length: int) -> None:
+    buffer = FrameBuffer(limit=40)
+    buffer.feed(length.to_bytes(4, "big"))
+    with pytest.raises(PeerProtocol, match=str(length)):
+        buffer.next()
+
+
+MESSAGES: list[wire.Message] = [
+    wire.Greeting(protocol=1, nonce=b"n" * 32, authenticated=True),
+    wire.Proof(mac=b"m" * 32),
+    wire.Hello("n", "prefill", 2**64 - 1, "tcp", wire.Geometry("m", "float32", 1, 1, 8, 4, 1, 9, 10), b"d", "0.1.0"),
+    wire.PrefillRequest(3, 2**24 - 1, 2**64 - 1, wire.pack_u32([1, 2**32 - 1]), wire.pack_u32([0]), 0, "r"),
+    wire.PrefillEnded(3, "failed", "why", 1, 2, 3, False),
+    wire.Cancel(3),
+    wire.Heartbeat(1, wire.Load(1, 2, 3, 4), True, ((1, 2), (3, 4)), 5, 6),
+    wire.Goodbye("why"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_messages_round_trip(message: wire.Message) -> None:
+    assert wire.decode(wire.encode(message)) == message
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_no_message(payload: bytes) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        wire.decode(payload)
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+def test_damaged_message_is_an_error_or_a_message(message: wire.Message, data: st.DataObject) -> None:
+    payload = bytearray(wire.encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        wire.decode(bytes(payload))
+    except msgspec.MsgspecError:
+        return
+
+
+@pytest.mark.parametrize("change", [{"key": 1 << 24}, {"key": -1}, {"attempt": -1}, {"skip_tokens": -1}, {"extra": 1}])
+def test_fields_are_checked(change: dict[str, int]) -> None:
+    plain = msgspec.to_builtins(MESSAGES[3], builtin_types=(bytes,))
+    with pytest.raises(msgspec.MsgspecError):
+        wire.decode(msgspec.msgpack.encode({**plain, **change}))
+
+
+def test_u32_lists() -> None:
+    assert wire.unpack_u32(wire.pack_u32([])) == ()
+    assert wire.unpack_u32(wire.pack_u32(range(1000))) == tuple(range(1000))
+    assert wire.pack_u32([258]) == b"\x02\x01\x00\x00"
+    with pytest.raises(ValueError):
+        wire.unpack_u32(b"123")
+
+
+# -- routing ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("role", "num_tokens", "local", "source"),
+    [("decode", 1, 0, KvSource.LOCAL), ("decode", 2, 0, KvSource.REMOTE), ("decode", 16, 16, KvSource.LOCAL),
+     ("decode", 17, 16, KvSource.REMOTE), ("both", 5000, 0, KvSource.LOCAL)],
+)  # fmt: skip
+def test_route(role: str, num_tokens: int, local: int, source: KvSource) -> None:
+    assert route(role, num_tokens, local) is source
+
+
+# -- small parts ------------------------------------------------------------------------------------------------------
+def test_quiet_log_names_the_cause_and_then_keeps_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    quiet = QuietLog(logging.getLogger("test"), lambda: now)
+    for tenth in range(1300):
+        now = tenth / 10
+        quiet.log(logging.WARNING, "connection refused")
+    assert [record.message for record in caplog.records] == [
+        "connection refused", "connection refused (599 lines held back)", "connection refused (599 lines held back)",
+    ]  # fmt: skip
+    caplog.clear()
+    for tenth in range(100):
+        now = 1000 + tenth / 10
+        quiet.log(logging.WARNING, f"cause {tenth}")
+    assert len(caplog.records) == 10
+
+
+def test_backoff_doubles_up_to_its_bound() -> None:
+    rng = random.Random(1)
+    plain = [Backoff(jitter=0.0).seconds(n, rng) for n in range(7)]
+    assert plain == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    jittered = [Backoff().seconds(1000, rng) for _ in range(200)]
+    assert 1.5 <= min(jittered) < 1.8 < 2.2 < max(jittered) <= 2.5
+
+
+def test_tombstones_are_bounded_and_expire() -> None:
+    tombstones = Tombstones()
+    for attempt in range(MOST_TOMBSTONES):
+        tombstones.add(attempt, now=0.0)
+    with pytest.raises(PeerProtocol):
+        tombstones.add(9999, now=1.0)
+    tombstones.add(9999, now=TOMBSTONE_SECONDS + 1)
+    assert 9999 in tombstones
+    assert len(tombstones) == 1
+
+
+def test_answers_are_bounded() -> None:
+    answered = Answered()
+    for attempt in range(MOST_ANSWERED + 10):
+        answered.add(wire.PrefillEnded(attempt, "failed", ""))
+    assert 9 not in answered
+    assert 10 in answered
+
+
+def test_retries_are_bounded_and_forgotten() -> None:
+    retries = Retries()
+    for n in range(5000):
+        retries.failed(f"r{n}", n, "why", refused=n % 2 == 0)
+    assert len(retries) == 4096
+    assert retries.of("r0").num_failed == 0
+    tries = retries.failed("r4999", 7, "again", refused=True)
+    assert (tries.num_failed, tries.failed_by, tries.refused_by, tries.last) == (2, {4999, 7}, {7}, "again")
+    retries.forget("r4999")
+    assert retries.of("r4999").num_failed == 0
+
+
+class Light(enum.Enum):
+    RED = "red"
+    GREEN = "green"
+
+
+def test_state_moves_only_as_its_table_says_and_tells_the_recorder() -> None:
+    seen: list[Change] = []
+    table = {Light.RED: frozenset({Light.GREEN}), Light.GREEN: frozenset[Light]()}
+    state = State("light", "x", Light.RED, table, clock=lambda: 7.0, recorder=seen.append)
+    state.move(Light.GREEN, "time")
+    assert seen == [Change(7.0, "light", "x", "", "red", ""), Change(7.0, "light", "x", "red", "green", "time")]
+    with pytest.raises(AssertionError, match="green -> red"):
+        state.move(Light.RED)

@@ -1,0 +1,57 @@
+"""What both ends count is what one end plans, through the geometries of a handshake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdd.messenger import wire
+from pdd.messenger.planner import ShardPlanner, compare
+
+
+def geometry(**changes: Any) -> wire.Geometry:
+    fields = {
+        "model": "m", "dtype": "bfloat16", "num_layers": 5, "num_kv_heads": 4, "head_dim": 16, "page_size": 16, "tp": 1,
+        "num_pages": 64, "vocab_size": 1000,
+    }  # fmt: skip
+    return wire.Geometry(**{**fields, **changes})
+
+
+@given(
+    tp=st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])),
+    page_size=st.tuples(st.sampled_from([8, 16, 32]), st.sampled_from([8, 16, 32])),
+    num_tokens=st.integers(1, 200), skip_units=st.integers(0, 3), cut=st.integers(0, 200),
+)  # fmt: skip
+def test_units_planned_are_units_expected(
+    tp: tuple[int, int], page_size: tuple[int, int], num_tokens: int, skip_units: int, cut: int
+) -> None:
+    src, dst = (geometry(tp=t, page_size=s) for t, s in zip(tp, page_size, strict=True))
+    skip_tokens = min(skip_units, num_tokens // min(page_size)) * min(page_size)
+    plans: list[dict[str, Any]] = []
+    planner = ShardPlanner(range(100, 100 + tp[0]), lambda **plan: plans.append(plan) or plan)
+    pushes = planner.plan(src, dst, range(40), range(40), num_tokens, skip_tokens)
+    expected = planner.expected_units(src, dst, num_tokens, skip_tokens)
+    assert sum(int(plan["units"].sum()) * plan["num_layers"] for plan in plans) == expected
+    assert {plan["dst_region"] for plan in plans} == set(range(tp[1]))
+    assert {plan["src_region"] for plan in plans} <= set(range(100, 100 + tp[0]))
+    cut = min(cut, num_tokens - 1)  # no chunk is empty
+    for push, plan in zip(pushes, plans, strict=True):  # two chunks tile the plan
+        (a, b), (c, d) = push.entries(0, cut), push.entries(cut, num_tokens)
+        assert (a, b, d) == (0, c, len(plan["units"]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "n"}, {"dtype": "float32"}, {"num_layers": 6}, {"num_kv_heads": 8}, {"head_dim": 32}, {"page_size": 24},
+     {"vocab_size": 1001}, {"tp": 3}],
+)  # fmt: skip
+def test_misfit_is_named(changes: dict[str, Any]) -> None:
+    (field,) = changes
+    assert [diff.field for diff in compare(geometry(), geometry(**changes))] == [field]
+
+
+def test_pools_and_sharding_may_differ() -> None:
+    assert compare(geometry(), geometry(num_pages=7, tp=2, page_size=32)) == ()

@@ -1,0 +1,121 @@
+"""Every metric is there at zero, totals are shown once and as they are, and names keep Prometheus' rules."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pdd.metrics import DIRECTIONS, FAILURE_REASONS, OUTCOMES, PAGE_STATES, LinkTotals, Metrics, Snapshot, percentile
+
+PROMISED = (
+    "requests_running",
+    "requests_waiting",
+    "requests_waiting_for_kv",
+    "batch_size",
+    "kv_cache_usage_ratio",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "e2e_request_latency_seconds",
+    "kv_transfer_seconds",
+    "kv_transfer_bytes_total",
+    "kv_transfer_writes_total",
+    "kv_transfer_units_total",
+    "kv_leases",
+    "kv_transfer_failures_total",
+    "kv_leases_expired_total",
+    "kv_fallback_total",
+    "nic_link_utilization_ratio",
+    "peer_up",
+    "engine_heartbeat_age_seconds",
+    "build_info",
+    "kv_pages",
+)
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    found: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for family in text_string_to_metric_families(metrics.text()):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found, f"{key} comes twice"
+            found[key] = sample.value
+    return found
+
+
+def test_everything_is_there_at_zero() -> None:
+    found = samples(Metrics(name="d0", role="decode", peers=["p0"]))
+    names = {name for name, _ in found}
+    for name in PROMISED:
+        assert {f"pdd_{name}", f"pdd_{name}_bucket"} & names, name
+    nonzero = {key for key, value in found.items() if value and key[0] != "pdd_build_info"}
+    assert nonzero == set()
+    assert found["pdd_peer_up", (("peer", "p0"),)] == 0
+
+
+def test_every_label_set_exists_before_its_first_event() -> None:
+    found = samples(Metrics(provider="odd"))
+    for state in PAGE_STATES:
+        assert ("pdd_kv_pages", (("state", state),)) in found
+    for reason in FAILURE_REASONS:
+        assert ("pdd_kv_transfer_failures_total", (("reason", reason),)) in found
+    for outcome in OUTCOMES:
+        assert ("pdd_requests_total", (("outcome", outcome),)) in found
+    for direction in DIRECTIONS:
+        for via in ("tcp", "efa", "odd"):
+            assert ("pdd_kv_transfer_seconds_count", (("direction", direction), ("via", via))) in found
+    assert ("pdd_kv_fallback_total", (("from", "remote"), ("to", "local"))) in found
+
+
+def test_totals_are_the_owners_own_numbers() -> None:
+    metrics = Metrics()
+    now = Snapshot(
+        pages={"free": 3, "cached": 1, "running": 4}, pages_total=8, writes=10, bytes=4096, peers={"p1": True},
+        links=[LinkTotals("p1", "eth0", "in", 4096)],
+    )  # fmt: skip
+    metrics.read_from(lambda: now)
+    for _ in range(3):  # a scrape counts nothing
+        found = samples(metrics)
+    assert found["pdd_kv_transfer_writes_total", ()] == 10
+    assert found["pdd_kv_pages", (("state", "running"),)] == 4
+    assert sum(value for (name, _), value in found.items() if name == "pdd_kv_pages") == found["pdd_kv_pool_pages", ()]
+    assert found["pdd_kv_cache_usage_ratio", ()] == 0.5
+    assert found["pdd_peer_up", (("peer", "p1"),)] == 1
+    assert found["pdd_kv_transfer_bytes_total", (("direction", "in"), ("nic", "eth0"), ("peer", "p1"))] == 4096
+
+
+def test_a_transfer_of_fifty_microseconds_is_told_from_one_of_five_milliseconds() -> None:
+    metrics = Metrics()
+    metrics.kv_transfer.labels("in", "tcp").observe(40e-6)
+    metrics.kv_transfer.labels("in", "tcp").observe(0.004)
+    found = samples(metrics)
+    bucket = ("pdd_kv_transfer_seconds_bucket", (("direction", "in"), ("le", "5e-05"), ("via", "tcp")))
+    assert found[bucket] == 1
+
+
+def test_names_and_help_keep_the_rules() -> None:
+    for family in text_string_to_metric_families(Metrics().text()):
+        assert re.fullmatch(r"pdd_[a-z0-9_]+", family.name)
+        assert family.documentation.endswith("."), family.name
+        assert (family.type == "counter") == any(sample.name.endswith("_total") for sample in family.samples), (
+            family.name
+        )
+
+
+def test_two_nodes_in_one_process_do_not_meet() -> None:
+    one, two = Metrics(), Metrics()
+    one.requests.labels("stop").inc()
+    assert samples(two)["pdd_requests_total", (("outcome", "stop"),)] == 0
+
+
+def test_percentile() -> None:
+    metrics = Metrics()
+    assert percentile(metrics.time_to_first_token, 0.5) is None
+    for _ in range(99):
+        metrics.time_to_first_token.observe(0.2)
+    metrics.time_to_first_token.observe(500)
+    assert 0.1 < percentile(metrics.time_to_first_token, 0.5) < 0.25  # type: ignore[operator]
+    assert percentile(metrics.time_to_first_token, 1.0) == pytest.approx(120)  # the largest bound that is a number
