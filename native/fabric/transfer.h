@@ -51,6 +51,7 @@ class Transfer {
         queue_.push_back(std::move(work));
     }
     void add(WriteCursor work) { queue_.push_back(std::move(work)); }
+    uint32_t armed_plans() const { return armed_plans_; }
     // The alarms of its plans, those that have fired included.
     const std::vector<uint64_t>& alarms() const { return alarms_; }
     bool has_work() const { return !queue_.empty(); }
