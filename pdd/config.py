@@ -34,8 +34,10 @@ class TextForm:
 
 def _reader(form: TextForm) -> BeforeValidator:
     def read(value: object) -> float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return form.parse(f"{value}")
         if not isinstance(value, str):
-            raise ValueError(f'{value!r} has no unit; write a {form.noun} as text, for example "{form.format(30)}"')
+            raise ValueError(f'{value!r} is no {form.noun}; write a text like "{form.format(30)}"')
         return form.parse(value)
 
     return BeforeValidator(read)

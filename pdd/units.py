@@ -1,7 +1,8 @@
 """Durations, sizes and addresses as people write them, and as people read them. Pure; stdlib only.
 
 Parsers take text with a unit ("1m30s", "64MiB", "[::1]:7700") and raise ValueError with a sentence that says how to
-write it. Formatters go the other way and are kept narrow, for tables. No locale, no guessing of a missing unit.
+write it. Formatters go the other way and are kept narrow, for tables. No locale. A bare number is seconds, or
+bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ _BYTES = {
     "GiB": 1 << 30,
     "TiB": 1 << 40,
 }
+_BARE = re.compile(r"[0-9]+(\.[0-9]+)?")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|[KMGT]i?B)")
 _ZONE = re.compile(r"%[A-Za-z0-9_.-]+$")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of "500ms", "30s", "1m30s", "2h"."""
+    """Seconds of "500ms", "30s", "1m30s", "2h", and of a bare "30"."""
     compact = text.strip()
+    if _BARE.fullmatch(compact):
+        return float(compact)
     parts = _DURATION.findall(compact)
     if not parts or "".join(number + unit for number, unit in parts) != compact:
         raise ValueError(
@@ -38,7 +42,9 @@ def parse_duration(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "64KiB", "8MiB", "1.5GB"."""
+    """Bytes of "64KiB", "8MiB", "1.5GB", and of a bare "4096"."""
+    if text.strip().isdecimal():
+        return int(text)
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f'"{text}" is not a size; write a number and a unit, for example "64KiB", "8MiB" or "1GiB"')

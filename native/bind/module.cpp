@@ -150,7 +150,7 @@ nb::dict stats_dict(const Engine& engine) {
     put("inflight_bytes", stats.inflight_bytes);
     put("endpoints", stats.endpoints);
     put("regions", stats.regions);
-    out["armed_plans"] = engine.armed_plans();
+    put("armed_plans", stats.armed_plans);
     out["keys"] = engine.keys_in_use();
     return out;
 }

@@ -75,7 +75,6 @@ class Engine {
 
     Status inject_fault(const std::string& kind, uint64_t after, uint64_t count);
     const Stats& stats() const { return shared_->stats; }
-    size_t armed_plans() const { return shared_->watcher.num_set(); }
     uint32_t keys_in_use() const { return shared_->imms.in_use(); }
 
   private:

@@ -396,7 +396,7 @@ async def test_request_fails_at_once_when_the_prefiller_is_long_gone() -> None:
 
 async def test_abandoned_while_no_prefiller_is_up() -> None:
     async with running() as rig:
-        d = await rig.decoder([1])
+        d = await rig.decoder([1], settings=dataclasses.replace(FAST, connect_timeout=60.0))
         request = d.engine.generate("r", prompt(1, 9))
         await until(lambda: len(d.decoder.attempts()) == 1)
         d.engine.abort("r")

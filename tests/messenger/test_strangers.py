@@ -364,6 +364,21 @@ async def test_second_link_of_one_decoder_life_replaces_the_first() -> None:
             await stream.close(1.0)
 
 
+async def test_late_cancel_is_answered_with_what_was_written() -> None:
+    async with running() as rig:
+        p = await rig.prefiller()
+        stream = await _admitted(p.port)
+        stream.send(a_request())
+        await until(lambda: p.prefiller.counters.whole == 1)
+        for _ in range(2):
+            stream.send(wire.Cancel(attempt=1))
+            ended = await _answer(stream)
+            assert isinstance(ended, wire.PrefillEnded)
+            assert (ended.reason, ended.ok_units, ended.unknown_units) == ("cancelled", 9, 0)
+        assert p.prefiller.counters.tombstones == 0
+        await stream.close(1.0)
+
+
 async def test_key_in_use_is_an_error_of_the_new_request() -> None:
     async with running() as rig:
         p = await rig.prefiller()

@@ -18,6 +18,8 @@ from pdd import units
         ("2h", 7200),
         ("1.5s", 1.5),
         ("0s", 0),
+        ("30", 30),
+        ("0.5", 0.5),
         ("1d", 86400),
         ("80us", 80e-6),
     ],
@@ -26,20 +28,20 @@ def test_durations(text: str, seconds: float) -> None:
     assert units.parse_duration(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "30", "s", "-1s", "1 s", "1s ago", "s1", "1x", "1ss", "1e3s", "١s"])
+@pytest.mark.parametrize("text", ["", "30.", "s", "-1s", "1 s", "1s ago", "s1", "1x", "1ss", "1e3s", "١s"])
 def test_no_durations(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         units.parse_duration(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("1B", 1), ("64KiB", 65536), ("8MiB", 8 << 20), ("1.5GB", 1_500_000_000), ("2TiB", 2 << 40)]
+    ("text", "count"), [("1B", 1), ("4096", 4096), ("64KiB", 65536), ("8MiB", 8 << 20), ("1.5GB", 1_500_000_000), ("2TiB", 2 << 40)]
 )
 def test_sizes(text: str, count: int) -> None:
     assert units.parse_size(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "8", "8M", "8mib", "MiB", "-8MiB", "8 MiB"])
+@pytest.mark.parametrize("text", ["", "8.5", "8M", "8mib", "MiB", "-8MiB", "8 MiB"])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         units.parse_size(text)
