@@ -13,9 +13,9 @@ from typing import Any
 
 from pdd.config import Config
 from pdd.control import schema
-from pdd.daemon.listen import local_address_towards
+from pdd.daemon.listen import listening_address, local_address_towards
 from pdd.engine.executor import RankInfo
-from pdd.errors import ConfigError, FabricFailure
+from pdd.errors import ConfigError, FabricFailure, LimitError
 from pdd.fabric import _native
 from pdd.messenger import wire
 from pdd.messenger.address import parse_address
@@ -27,8 +27,6 @@ from pdd.messenger.ports import EventKinds, record_nothing
 from pdd.messenger.settings import LinkSettings
 
 _log = logging.getLogger("pdd.fabric")
-_WILDCARDS = ("0.0.0.0", "::")
-_ADDRESSED = ("tcp", "net", "tcp;ofi_rxm")  # providers whose NICs are named by local addresses
 
 
 class KvFabric:
@@ -38,32 +36,34 @@ class KvFabric:
         """Raises FabricFailure or ConfigError: nothing fits what the config asks for."""
         self._ranks = ranks
         wanted = config.fabric
+        source = _source_address(config)
         try:
-            offers = _native.probe(wanted.library, wanted.provider)
-            if not offers:
-                raise ConfigError(f"no libfabric provider fits fabric.provider = {wanted.provider}")
-            if wanted.require and offers[0]["provider"] != wanted.require:
-                raise ConfigError(
-                    f"fabric.require = {wanted.require}, but the best provider here is {offers[0]['provider']}",
-                    hint="`fi_info -l` lists what libfabric sees; is the device there, and its driver loaded?",
-                )
-            bind = list(wanted.bind) or _own_address(config, offers[0]["provider"])
             self.fabric = _native.Fabric(
-                provider=offers[0]["provider"], library=wanted.library, bind=bind, window_ops=wanted.window_ops,
-                window_bytes=wanted.window_bytes, idle=wanted.idle,
+                provider=wanted.provider, library=wanted.library, bind=list(wanted.bind), source=source,
+                require=wanted.require, window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
             )
         except _native.FabricError as error:
-            raise FabricFailure(
-                str(error), hint="install the extra [fabric] or Debian's libfabric1, or set fabric.library"
-            ) from None
+            hint = f"fabric.require = {wanted.require} allows nothing else" if wanted.require else (
+                "install the extra [fabric] or Debian's libfabric1, or set fabric.library"
+            )
+            raise FabricFailure(str(error), hint=hint) from None
         self.caps: dict[str, Any] = self.fabric.caps
-        self.provider: str = self.caps["provider"]
+        self.provider: str = self.caps["kind"]
+        if self.caps["fence"] != "endpoint":
+            self.fabric.close()
+            raise ConfigError(
+                f"fabric.provider = {self.provider} cannot carry KV: nothing stops the writes of a peer that died or hangs",
+                hint="on one host, tcp over loopback can",
+            )
         self._memory = [_native.MappedMemory(rank.kv_fd, rank.ready.kv_bytes) for rank in ranks]
         try:
             self.regions = tuple(self.fabric.register(memory.address, memory.nbytes) for memory in self._memory)
         except _native.FabricError as error:
             self.fabric.close()
-            raise FabricFailure(str(error), hint="is LimitMEMLOCK (ulimit -l) large enough for the KV pool?") from None
+            raise LimitError(
+                f"the KV pool cannot be registered: {error}",
+                hint="raise the locked-memory limit: LimitMEMLOCK=infinity in the unit, `ulimit -l unlimited` in a shell",
+            ) from None
         assert ranks[0].counter_fd is not None  # rank 0 has the counter
         self._counter = _native.Counter(ranks[0].counter_fd)
         self.watch: int = self.fabric.watch(self._counter)
@@ -73,7 +73,8 @@ class KvFabric:
             endpoint_failed=_native.ENDPOINT_FAILED, endpoint_closed=_native.ENDPOINT_CLOSED,
         ))
         _log.info(
-            "fabric: %s over %s, libfabric %s (%s); %d region(s), %.1f MB", self.provider, bind or "the provider's choice",
+            "fabric: %s over %s, libfabric %s (%s); %d region(s), %.1f MB", self.caps["provider"],
+            ", ".join(nic["address"] or nic["domain"] for nic in self.caps["nics"]),
             self.caps["library_version"], self.caps["library_path"], len(self.regions),
             sum(memory.nbytes for memory in self._memory) / 1e6,
         )
@@ -118,22 +119,19 @@ class KvFabric:
         )
 
     def findings(self) -> tuple[schema.Finding, ...]:
-        if self.provider in ("efa", "verbs", "verbs;ofi_rxm"):
+        if self.provider in ("efa", "verbs"):
             return ()
         message = f"KV travels over {self.provider}: no RDMA NIC is in use"
         return (schema.Finding(id="F010", level="info", message=message),)
 
 
-def _own_address(config: Config, provider: str) -> list[str]:
-    """The local address that peers reach this node by, for providers that are told one; [] leaves it to the provider."""
-    if provider not in _ADDRESSED:
-        return []
+def _source_address(config: Config) -> str:
+    """The local address that peers reach this node by, or "" when any will do."""
     if config.peers.listen:
-        host = parse_address(config.peers.listen).host
-        return [] if host in _WILDCARDS else [host]
+        return listening_address(config.peers.listen)
     for peer in config.peers.static:
         address = parse_address(peer)
         found = local_address_towards(address.host, address.port)
         if found is not None:
-            return [found]
-    return []
+            return found
+    return ""

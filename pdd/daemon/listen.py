@@ -44,6 +44,13 @@ def bind_tcp(text: str, key: str) -> socket.socket:
     return sock
 
 
+def listening_address(text: str) -> str:
+    """The numeric address that HOST:PORT stands for, or "" for a wildcard."""
+    address = parse_address(text)
+    host = str(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][4][0])
+    return "" if host in ("0.0.0.0", "::") else host
+
+
 def local_address_towards(host: str, port: int) -> str | None:
     """The address of this machine from which `host` is reached, or None when there is no route. Sends nothing."""
     try:

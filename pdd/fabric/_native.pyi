@@ -30,7 +30,7 @@ def library(path: str = "") -> dict[str, Any]:
     Raises FabricError naming every place that was tried when there is none."""
 
 def probe(library: str = "", provider: str = "auto") -> list[dict[str, Any]]:
-    """What each usable provider really offers, best first: {"provider", "domain", "address", "library_version", "imm_bytes",
+    """What each usable provider really offers, best first: {"provider", "kind", "domain", "address", "library_version", "imm_bytes",
     "addressing": "offset"|"virtual", "app_keys", "progress", "tx_size", "inject", "iov_limit", "rma_iov_limit", "wait_fd",
     "hmem", "dmabuf", "fence": "endpoint"|"none", ...}. provider: auto, efa, verbs, tcp, tcp;ofi_rxm, net, shm."""
 
@@ -68,9 +68,11 @@ class WritePlan:
 
 class Fabric:
     """All fi_* objects of one rail group, its worker thread, its watcher thread, its immediate table."""
-    def __init__(self, *, provider: str = "auto", library: str = "", bind: list[str] = ..., window_ops: int = 64,
+    def __init__(self, *, provider: str = "auto", library: str = "", bind: list[str] = ..., source: str = "",
+                 require: str = "", window_ops: int = 64,
                  window_bytes: int = 8388608, idle: str = "auto", cpus: list[int] = ...) -> None:
-        """bind: one local address (or domain name) per NIC; [] lets the provider choose one. idle: "auto" spins shortly,
+        """bind: one local address (or domain name) per NIC; [] lets the provider choose one,
+        but tcp, whose NIC is then the one that has the local address `source`. require: the only provider to use. idle: "auto" spins shortly,
         yields, then blocks; "spin" never blocks; "block" blocks at once."""
     @property
     def caps(self) -> dict[str, Any]: ...
