@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from pdd.messenger.ports import EventKinds, record_nothing
 from pdd.messenger.settings import LinkSettings
 
 _log = logging.getLogger("pdd.fabric")
+_RDMA = "/sys/class/infiniband"
 
 
 class KvFabric:
@@ -35,6 +37,7 @@ class KvFabric:
     def __init__(self, config: Config, ranks: Sequence[RankInfo]) -> None:
         """Raises FabricFailure or ConfigError: nothing fits what the config asks for."""
         self._ranks = ranks
+        self._rdma_devices = sorted(os.listdir(_RDMA)) if os.path.isdir(_RDMA) else []
         wanted = config.fabric
         source = _source_address(config)
         try:
@@ -121,8 +124,15 @@ class KvFabric:
     def findings(self) -> tuple[schema.Finding, ...]:
         if self.provider in ("efa", "verbs"):
             return ()
-        message = f"KV travels over {self.provider}: no RDMA NIC is in use"
-        return (schema.Finding(id="F010", level="info", message=message),)
+        if not self._rdma_devices:
+            message = f"KV travels over {self.provider}: this host has no RDMA NIC"
+            return (schema.Finding(id="F010", level="info", message=message),)
+        message = (
+            f"KV travels over {self.provider} though this host has {', '.join(self._rdma_devices)}: libfabric "
+            f"{self.caps['library_version']} ({self.caps['library_path']}) offers no provider for it; set fabric.library to "
+            "one that does, and fabric.require so that nothing less is used"
+        )
+        return (schema.Finding(id="F011", level="warn", message=message),)
 
 
 def _source_address(config: Config) -> str:
