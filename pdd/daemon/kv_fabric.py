@@ -13,7 +13,7 @@ from typing import Any
 
 from pdd.config import Config
 from pdd.control import schema
-from pdd.daemon.listen import local_address_towards
+from pdd.daemon.listen import local_address_towards, numeric_host
 from pdd.engine.executor import RankInfo
 from pdd.errors import ConfigError, FabricFailure
 from pdd.fabric import _native
@@ -43,7 +43,7 @@ class KvFabric:
             if not offers:
                 raise ConfigError(f"no libfabric provider fits fabric.provider = {wanted.provider}")
             if wanted.require and offers[0]["provider"] != wanted.require:
-                raise ConfigError(
+                raise FabricFailure(
                     f"fabric.require = {wanted.require}, but the best provider here is {offers[0]['provider']}",
                     hint="`fi_info -l` lists what libfabric sees; is the device there, and its driver loaded?",
                 )
@@ -129,8 +129,8 @@ def _own_address(config: Config, provider: str) -> list[str]:
     if provider not in _ADDRESSED:
         return []
     if config.peers.listen:
-        host = parse_address(config.peers.listen).host
-        return [] if host in _WILDCARDS else [host]
+        address = parse_address(config.peers.listen)
+        return [] if address.host in _WILDCARDS else [numeric_host(address.host, address.port)]
     for peer in config.peers.static:
         address = parse_address(peer)
         found = local_address_towards(address.host, address.port)
