@@ -250,9 +250,14 @@ def _cross_checks(config: Config, origins: Mapping[str, Origin], demo: bool) -> 
                         f"{address} is not loopback: peers must prove a shared token; set peers.token_credential",
                         "peers.token_credential",
                     )
-    for address in config.peers.static:
-        if units.parse_address(address)[1] == 0:
-            report("peers.static", f"{address} has no port")
+    for key, addresses in (
+        ("api.listen", (config.api.listen,)),
+        ("peers.listen", (config.peers.listen,)),
+        ("peers.static", config.peers.static),
+    ):
+        for address in addresses:
+            if address and units.parse_address(address)[1] == 0:
+                report(key, f"{address} has no port")
     if not units.is_loopback(units.parse_address(config.api.listen)[0]) and not config.api.api_keys_credential:
         report(
             "api.listen",

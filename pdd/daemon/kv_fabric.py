@@ -14,7 +14,7 @@ from typing import Any
 
 from pdd.config import Config
 from pdd.control import schema
-from pdd.daemon.listen import listening_address, local_address_towards
+from pdd.daemon.listen import local_address_towards, numeric_host
 from pdd.engine.executor import RankInfo
 from pdd.errors import ConfigError, FabricFailure, LimitError
 from pdd.fabric import _native
@@ -29,6 +29,7 @@ from pdd.messenger.settings import LinkSettings
 
 _log = logging.getLogger("pdd.fabric")
 _RDMA = "/sys/class/infiniband"
+_WILDCARDS = ("0.0.0.0", "::")
 
 
 class KvFabric:
@@ -138,7 +139,9 @@ class KvFabric:
 def _source_address(config: Config) -> str:
     """The local address that peers reach this node by, or "" when any will do."""
     if config.peers.listen:
-        return listening_address(config.peers.listen)
+        address = parse_address(config.peers.listen)
+        host = numeric_host(address.host, address.port)
+        return "" if host in _WILDCARDS else host
     for peer in config.peers.static:
         address = parse_address(peer)
         found = local_address_towards(address.host, address.port)

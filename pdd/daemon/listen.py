@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from typing import Any
 
 from pdd.errors import AddressInUse, ConfigError
 from pdd.messenger.address import parse_address
@@ -19,10 +20,9 @@ def bind_tcp(text: str, key: str) -> socket.socket:
     """
     address = parse_address(text)
     try:
-        infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, place = _resolve(address.host, address.port)
     except socket.gaierror as error:
         raise ConfigError(f"{key}: {address.host!r} cannot be resolved: {error.strerror}") from None
-    family, _, _, _, place = infos[0]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -44,11 +44,20 @@ def bind_tcp(text: str, key: str) -> socket.socket:
     return sock
 
 
-def listening_address(text: str) -> str:
-    """The numeric address that HOST:PORT stands for, or "" for a wildcard."""
-    address = parse_address(text)
-    host = str(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][4][0])
-    return "" if host in ("0.0.0.0", "::") else host
+def numeric_host(host: str, port: int) -> str:
+    """The IP address that `bind_tcp` listens on for `host`: libfabric takes no names.
+
+    Raises:
+        OSError: the name cannot be resolved.
+    """
+    return str(_resolve(host, port)[1][0])
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Family and socket address to bind."""
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, place = infos[0]
+    return family, place
 
 
 def local_address_towards(host: str, port: int) -> str | None:

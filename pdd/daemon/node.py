@@ -219,6 +219,8 @@ class Node:
                 watch=fabric.watch, post=loop.call_soon_threadsafe, load=self._load_of_this_node,
                 report=self._job_done,
             )
+            if self._draining:  # since before it was there
+                self.prefiller.drain()
             await self.prefiller.start()
 
     def _open_for_requests(self) -> None:

@@ -39,6 +39,10 @@ class FrameBuffer:
             return None
         (length,) = _HEADER.unpack_from(self._data)
         if not 0 < length <= self.limit:
+            start = bytes(self._data[: _HEADER.size])
+            if start.isascii() and start.decode().isprintable():  # "HTTP", "GET ": the port of some other service
+                raise PeerProtocol(f"the other end speaks no peer protocol, its first bytes are {start.decode()!r}: "
+                                   "is this the port of peers.listen, not of the API?")
             raise PeerProtocol(f"a frame of {length} bytes was announced; at most {self.limit} are allowed here")
         end = _HEADER.size + length
         if len(self._data) < end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import struct
@@ -218,8 +219,20 @@ async def test_strangers_who_say_nothing_time_out() -> None:
         p = await rig.prefiller()
         connections = [await asyncio.open_connection("127.0.0.1", p.port) for _ in range(70)]
         await until(lambda: len(p.prefiller.listener._links) >= 60)
-        assert len(p.prefiller.listener._links) <= 64  # the rest was turned away
+        await until(lambda: len(p.prefiller.listener._links) <= 64)  # the oldest made room
         await until(lambda: len(p.prefiller.listener._links) == 0, FAST.connect_timeout + 3)
+        for _, writer in connections:
+            writer.close()
+
+
+async def test_silent_strangers_do_not_shut_out_a_decoder() -> None:
+    async with running() as rig:
+        p = await rig.prefiller(settings=dataclasses.replace(FAST, connect_timeout=60.0))
+        connections = [await asyncio.open_connection("127.0.0.1", p.port) for _ in range(70)]
+        await until(lambda: len(p.prefiller.listener._links) >= 60)
+        d = await rig.decoder([p.port])
+        await until(up(d))
+        assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
         for _, writer in connections:
             writer.close()
 

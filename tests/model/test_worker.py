@@ -141,6 +141,7 @@ def test_a_ranks_life(model: Path) -> None:
     ({"max_context": 10**6}, "E780", "max_context 1000000 is more than the 4096"),
     ({"world": 2}, "E780", "2 ranks is not supported yet"),
     ({"num_pages": 0, "memory_fraction": 1e-12}, "E780", "does not hold one page"),
+    ({"num_pages": 2_000_000_000}, "E780", "this machine has"),
 ])
 def test_a_failed_start_says_why(model: Path, changes: dict[str, object], error_id: str, message: str) -> None:
     with rank() as (channel, process):
