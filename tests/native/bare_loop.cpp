@@ -82,7 +82,10 @@ std::vector<uint8_t> unhex(const std::string& text) {
 std::unique_ptr<Domain> open_domain(char** args) {
     auto choice = choose_library(args[0], {});
     CHECK(choice);
-    auto domains = open_domains(choice->library, args[1], {args[2]});
+    EngineConfig config;
+    config.provider = args[1];
+    config.bind = {args[2]};
+    auto domains = open_domains(choice->library, config);
     CHECK(domains);
     return std::move(domains->front());
 }
