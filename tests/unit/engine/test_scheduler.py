@@ -414,14 +414,39 @@ def test_a_request_that_is_not_admitted_in_time_expires() -> None:
     node.submit(generate("hold", 9, 8))
     node.step()
     node.now = 1.0
-    sink = RecordingSink()
-    node.submit(generate("late", 9, 2), prefill("push", 9, sink))
+    node.submit(generate("late", 9, 2))
     assert node.step().wake_at == 6.0
     node.now = 6.0
-    assert node.step().expired == ("late", "push")
-    for request_id in ("late", "push"):
-        assert isinstance(node.finished(request_id).error, RequestTimeout)  # type: ignore[union-attr]
-    assert [e.completed for e in node.events if isinstance(e, SinkClose)] == [False]
+    assert node.step().expired == ("late",)
+    assert isinstance(node.finished("late").error, RequestTimeout)  # type: ignore[union-attr]
+
+
+def test_a_queue_of_prefills_longer_than_the_timeout_is_done_to_its_end() -> None:
+    """A step a second, a timeout of three: the decoders of those at the back see the queue move, and wait."""
+    node = Node(num_pages=4, queue_timeout=3.0, max_batch_tokens=8)
+    names = [f"p{i}" for i in range(10)]
+    node.submit(*(prefill(name, 13, salt=i) for i, name in enumerate(names)))
+    node.submit(generate("late", 13, 2))
+    for _ in range(100):
+        decision = node.step()
+        assert decision.expired in ((), ("late",))
+        for name, record in list(node.scheduler.records.items()):
+            if record.state is RequestState.SENDING:
+                node.scheduler.prefill_settled(name, node.now)
+        node.now += 1.0
+    assert {name: node.finished(name).reason for name in names} == dict.fromkeys(names, FinishReason.STOP)  # type: ignore[union-attr]
+    assert isinstance(node.finished("late").error, RequestTimeout)  # type: ignore[union-attr]
+    assert [e.completed for e in node.events if isinstance(e, SinkClose)] == [True] * 10
+
+
+def test_a_prefill_alone_sets_no_alarm() -> None:
+    node = Node(num_pages=4, queue_timeout=3.0)
+    node.submit(prefill("p", 13), prefill("q", 13))
+    node.run()
+    assert node.state("q") is RequestState.WAITING
+    assert node.step().wake_at is None
+    node.abort("q")  # its decoder has had enough
+    assert node.finished("q").reason is FinishReason.ABORT  # type: ignore[union-attr]
 
 
 def test_a_request_that_started_never_expires() -> None:
