@@ -19,6 +19,11 @@ the pages of all others, but for those that go away by themselves, as they hold 
 page is served before the queue is, and holds no slot, so an older READY request gets that. Each preemption pays for a
 growth, which is page_size tokens of an older request.
 
+Pages that wait for remote KV come back when its prefiller is done, or when the messenger gives the attempt up for want
+of progress. Two nodes that each decode and prefill for the other could wait in a circle, each with all pages reserved
+and the other's prompt in its queue: nothing here sees that. Nothing moves then on either, so the deadline on progress
+of an attempt ends it, and costs the requests a retry. A node that only decodes or only prefills has no such circle.
+
 It does not run, send, sleep or log anything. Owner: the engine thread.
 """
 
@@ -210,6 +215,10 @@ class Scheduler:
 
     def complete(self, plan: StepPlan, result: StepResult, now: float) -> list[Effect]:
         """Takes in what the ranks did.
+
+        The KV of every token of a row counts as there. With speculation that will not hold: the last tokens of a row
+        are drafts then, and only those that the ranks accepted (one less than they sampled) have KV that stays. A row
+        will have to say how many are drafts, and `computed` to stop at the last one that was accepted.
 
         Raises:
             EngineError: the ranks sampled nothing for a row that was to be sampled.
