@@ -24,8 +24,9 @@ from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
 from pdd.messenger.planner import ShardPlanner, compare
-from pdd.messenger.ports import EventKinds, record_nothing
+from pdd.messenger.ports import EventKinds
 from pdd.messenger.settings import LinkSettings
+from pdd.states import record_nothing
 
 _log = logging.getLogger("pdd.fabric")
 _RDMA = "/sys/class/infiniband"

@@ -42,8 +42,8 @@ from pdd.messenger.progress import LinkView
 from pdd.messenger.quiet import QuietLog
 from pdd.messenger.retries import Retries
 from pdd.messenger.settings import DecoderSettings
-from pdd.messenger.states import State
 from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus, added
+from pdd.states import State
 
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 10

@@ -22,9 +22,9 @@ from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
 from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import compare
-from pdd.messenger.ports import Change
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.settings import DecoderSettings, LinkSettings, PrefillLimits
+from pdd.states import Change
 from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine
 from tests.messenger.fake_fabric import KINDS, FakeCounter, FakeFabric, FakeNetwork
 

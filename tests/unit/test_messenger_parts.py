@@ -17,12 +17,11 @@ from pdd.messenger import wire
 from pdd.messenger.address import Address, exposure_errors, parse_address
 from pdd.messenger.frames import FrameBuffer
 from pdd.messenger.peers import Backoff
-from pdd.messenger.ports import Change
 from pdd.messenger.quiet import QuietLog
 from pdd.messenger.requests import MOST_ANSWERED, MOST_TOMBSTONES, TOMBSTONE_SECONDS, Answered, Tombstones
 from pdd.messenger.retries import Retries
 from pdd.messenger.router import route
-from pdd.messenger.states import State
+from pdd.states import Change, State
 
 
 # -- addresses --------------------------------------------------------------------------------------------------------
