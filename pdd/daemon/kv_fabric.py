@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pdd.address import parse_address
 from pdd.config import Config
 from pdd.control import schema
 from pdd.daemon.listen import local_address_towards
@@ -18,7 +19,6 @@ from pdd.engine.executor import RankInfo
 from pdd.errors import ConfigError, FabricFailure
 from pdd.fabric import _native
 from pdd.messenger import wire
-from pdd.messenger.address import parse_address
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
@@ -129,7 +129,7 @@ def _own_address(config: Config, provider: str) -> list[str]:
     if provider not in _ADDRESSED:
         return []
     if config.peers.listen:
-        host = parse_address(config.peers.listen).host
+        host = parse_address(config.peers.listen, listen=True).host
         return [] if host in _WILDCARDS else [host]
     for peer in config.peers.static:
         address = parse_address(peer)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 
+from pdd.address import parse_address
 from pdd.errors import AddressInUse, ConfigError
-from pdd.messenger.address import parse_address
 
 _BACKLOG = 512
 
@@ -17,7 +17,7 @@ def bind_tcp(text: str, key: str) -> socket.socket:
     Raises:
         AddressInUse: somebody else has it. ConfigError: this machine has no such address.
     """
-    address = parse_address(text)
+    address = parse_address(text, listen=True)
     try:
         infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
