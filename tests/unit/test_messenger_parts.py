@@ -88,6 +88,30 @@ def test_fields_are_checked(change: dict[str, int]) -> None:
         wire.decode(msgspec.msgpack.encode({**plain, **change}))
 
 
+def _with(message: wire.Message, **fields: object) -> bytes:
+    plain = msgspec.to_builtins(message, builtin_types=(bytes,))
+    for name, value in fields.items():
+        plain[name] = {**plain[name], **value} if isinstance(value, dict) else value
+    return msgspec.msgpack.encode(plain)
+
+
+def test_greetings_and_heartbeats_of_a_later_version_are_read() -> None:
+    hello, beat = MESSAGES[2], MESSAGES[6]
+    assert wire.decode(_with(hello, later=[1, {"x": 2}])) == hello
+    assert wire.decode(_with(beat, later="x", load={"later": 1})) == beat
+
+
+@pytest.mark.parametrize(
+    ("index", "change"),
+    [(2, {"geometry": {"later": 1}}), (2, {"name": "x" * 257}), (2, {"geometry": {"tp": 0}}), (2, {"epoch": "1"}),
+     (6, {"seq": -1}), (6, {"load": {"running": -1}}), (6, {"progress": [[1]]}), (4, {"later": 1}), (5, {"later": 1}),
+     (7, {"later": 1})],
+)  # fmt: skip
+def test_what_is_known_stays_strict(index: int, change: dict[str, object]) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        wire.decode(_with(MESSAGES[index], **change))
+
+
 def test_u32_lists() -> None:
     assert wire.unpack_u32(wire.pack_u32([])) == ()
     assert wire.unpack_u32(wire.pack_u32(range(1000))) == tuple(range(1000))
@@ -148,6 +172,21 @@ def test_answers_are_bounded() -> None:
         answered.add(wire.PrefillEnded(attempt, "failed", ""))
     assert 9 not in answered
     assert 10 in answered
+
+
+def test_answer_that_was_forgotten_is_not_called_harmless() -> None:
+    answered = Answered()
+    attempts = [7, 3, *range(8, MOST_ANSWERED + 8)]
+    for attempt in attempts:
+        answered.add(wire.PrefillEnded(attempt, "cancelled", "", ok_units=1))
+    for attempt in (7, 3, 5):  # 5 may have ended before those that are still known
+        ended = answered.get(attempt)
+        assert ended is not None
+        assert (ended.attempt, ended.unknown_units) == (attempt, 1)
+    ended = answered.get(8)
+    assert ended is not None
+    assert ended.unknown_units == 0
+    assert answered.get(MOST_ANSWERED + 8) is None  # this one never came
 
 
 def test_retries_are_bounded_and_forgotten() -> None:
