@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from pdd.address import parse_address
 from pdd.config import Config
 from pdd.control import schema
 from pdd.daemon.listen import local_address_towards, numeric_host
@@ -19,7 +20,6 @@ from pdd.engine.executor import RankInfo
 from pdd.errors import ConfigError, FabricFailure, LimitError
 from pdd.fabric import _native
 from pdd.messenger import wire
-from pdd.messenger.address import parse_address
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext

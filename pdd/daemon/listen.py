@@ -6,8 +6,8 @@ import errno
 import socket
 from typing import Any
 
+from pdd.address import parse_address
 from pdd.errors import AddressInUse, ConfigError
-from pdd.messenger.address import parse_address
 
 _BACKLOG = 512
 
@@ -18,7 +18,7 @@ def bind_tcp(text: str, key: str) -> socket.socket:
     Raises:
         AddressInUse: somebody else has it. ConfigError: this machine has no such address.
     """
-    address = parse_address(text)
+    address = parse_address(text, listen=True)
     try:
         family, place = _resolve(address.host, address.port)
     except socket.gaierror as error:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pdd import config_load
+from pdd.address import parse_address
 from pdd.api.app import ApiSettings, create_app
 from pdd.api.server import ApiServer
 from pdd.api.service import Health, Limits
@@ -42,7 +43,6 @@ from pdd.engine.snapshot import EngineSnapshot
 from pdd.errors import EngineError, PddError, RefusedInState, RequestCancelled
 from pdd.kv.pool import PagePool
 from pdd.messenger import wire
-from pdd.messenger.address import parse_address
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.router import route

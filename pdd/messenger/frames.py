@@ -13,6 +13,7 @@ import struct
 
 import msgspec
 
+from pdd.address import Address
 from pdd.errors import PeerLost, PeerProtocol
 from pdd.messenger import wire
 
@@ -66,7 +67,7 @@ class FrameStream:
     def peer_name(self) -> str:
         """The other end's address, for logs."""
         name = self._writer.get_extra_info("peername")
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) and len(name) >= 2 else str(name)
+        return str(Address(name[0], name[1])) if isinstance(name, tuple) and len(name) >= 2 else str(name)
 
     def allow_large_frames(self) -> None:
         self._buffer.limit = wire.MAX_FRAME_BYTES

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from pdd.errors import PeerLost
-from pdd.messenger import wire
+from pdd.messenger import requests, wire
 from pdd.messenger.frames import FrameStream
 from tests.messenger.rig import FAST, finish, geometry, prompt, running, until, up
 
@@ -389,6 +389,23 @@ async def test_late_cancel_is_answered_with_what_was_written() -> None:
             assert isinstance(ended, wire.PrefillEnded)
             assert (ended.reason, ended.ok_units, ended.unknown_units) == ("cancelled", 9, 0)
         assert p.prefiller.counters.tombstones == 0
+        await stream.close(1.0)
+
+
+async def test_cancel_of_an_attempt_that_was_forgotten_is_answered_with_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MOST_ANSWERED", 3)
+    async with running() as rig:
+        p = await rig.prefiller()
+        stream = await _admitted(p.port)
+        for attempt in range(1, 6):
+            stream.send(a_request(attempt=attempt))
+            await until(lambda attempt=attempt: p.prefiller.counters.whole == attempt)  # type: ignore[misc]
+        for attempt, unknown in ((1, 1), (2, 1), (3, 0), (6, 0)):
+            stream.send(wire.Cancel(attempt=attempt))
+            ended = await _answer(stream)
+            assert isinstance(ended, wire.PrefillEnded)
+            assert (ended.attempt, ended.unknown_units) == (attempt, unknown)
+        assert p.prefiller.counters.tombstones == 1  # of the one that never came
         await stream.close(1.0)
 
 
