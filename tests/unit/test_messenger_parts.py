@@ -46,6 +46,14 @@ def test_length_that_nobody_sends(length: int) -> None:
         buffer.next()
 
 
+def test_an_http_server_is_told_from_a_bad_length() -> None:
+    """The commonest mistake: the API port where the peer port was meant."""
+    buffer = FrameBuffer(limit=1 << 18)
+    buffer.feed(b"HTTP/1.1 400 Bad Request")
+    with pytest.raises(PeerProtocol, match=r"'HTTP'.*peers\.listen"):
+        buffer.next()
+
+
 MESSAGES: list[wire.Message] = [
     wire.Greeting(protocol=1, nonce=b"n" * 32, authenticated=True),
     wire.Proof(mac=b"m" * 32),
