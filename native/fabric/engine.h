@@ -32,6 +32,8 @@ struct EngineConfig {
     std::string library;
     std::vector<SearchDir> search;
     std::vector<std::string> bind;
+    std::string source;   // local address for providers whose NICs are named by one (tcp), when bind is empty
+    std::string require;  // kind or name of the only provider to use; empty: any
     uint32_t window_ops = 64;
     uint64_t window_bytes = 8 << 20;
     std::string idle = "auto";
@@ -75,7 +77,6 @@ class Engine {
 
     Status inject_fault(const std::string& kind, uint64_t after, uint64_t count);
     const Stats& stats() const { return shared_->stats; }
-    size_t armed_plans() const { return shared_->watcher.num_set(); }
     uint32_t keys_in_use() const { return shared_->imms.in_use(); }
 
   private:
@@ -113,8 +114,7 @@ class Engine {
 };
 
 // Opens the NICs that `config` asks for: the best provider that has all of them. For Engine and for probing.
-Result<Domains> open_domains(const std::shared_ptr<const Library>& library, const std::string& provider,
-                             const std::vector<std::string>& bind);
+Result<Domains> open_domains(const std::shared_ptr<const Library>& library, const EngineConfig& config);
 
 // Every usable provider's best NIC, opened and closed again.
 Result<std::vector<ProviderCaps>> probe(const LibraryChoice& choice, const std::string& provider);

@@ -36,8 +36,8 @@ std::string real_path(const std::string& path) {
     return out;
 }
 
-// The system's library by path. Asked for by its bare name, the linker would answer with any libfabric that this process has
-// loaded already, so the bare name is only the last resort.
+// The system's library by path. Asked for by its bare name, the linker would answer with any libfabric that this
+// process has loaded already, so the bare name is only the last resort.
 std::string system_library() {
     std::vector<std::string> dirs;
     if (const char* list = std::getenv("LD_LIBRARY_PATH")) {

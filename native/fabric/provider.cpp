@@ -17,12 +17,12 @@ constexpr size_t kMaxSegments = 4;
 using InfoPtr = std::unique_ptr<fi_info, decltype(&::fi_freeinfo)>;
 
 // Why this provider is not used at all, or "".
-std::string refusal(const Library& library, const std::string& provider) {
+std::string refusal(const std::string& provider) {
     if (provider == "sockets") return "sockets starves its own progress thread and is deprecated";
     if (provider == "lnx") return "lnx has no remote writes";
     if (provider.rfind("udp", 0) == 0) return "udp reports errors that it can not name";
-    if (provider == "tcp;ofi_rxm" && library.at_least(2, 0))
-        return "tcp;ofi_rxm of libfabric 2.x crashes the survivor of a killed peer; use tcp";
+    if (provider == "tcp;ofi_rxm")
+        return "it crashes: 1.17 when an endpoint closes under incoming writes, 2.x in the survivor of a killed peer";
     return "";
 }
 
@@ -39,6 +39,7 @@ bool is_tcp(const std::string& provider) {
 ProviderCaps read_caps(const Library& library, const fi_info& info) {
     ProviderCaps caps;
     caps.provider = info.fabric_attr->prov_name;
+    caps.kind = provider_kind(caps.provider);
     caps.wire = wire_of(library, caps.provider);
     caps.fabric = info.fabric_attr->name != nullptr ? info.fabric_attr->name : "";
     caps.domain = info.domain_attr->name != nullptr ? info.domain_attr->name : "";
@@ -93,18 +94,17 @@ fi_info* query(const Library& library, const std::string& bind, fi_info* hints, 
 
 }  // namespace
 
+std::string provider_kind(const std::string& provider) {
+    if (provider == "net") return "tcp";
+    return provider.substr(0, provider.find(';'));
+}
+
 Result<std::vector<std::string>> provider_order(const Library& library, const std::string& wanted) {
-    const bool native_tcp = library.at_least(1, 18);  // where net was folded into tcp
-    std::vector<std::string> tcp{"tcp"};
-    if (!native_tcp) tcp = {"net", "tcp;ofi_rxm"};
-    if (wanted == "auto") {
-        std::vector<std::string> order{"efa", "verbs;ofi_rxm"};
-        order.insert(order.end(), tcp.begin(), tcp.end());
-        return order;
-    }
-    if (wanted == "tcp" || (wanted == "net" && native_tcp)) return tcp;
+    const std::string tcp = library.at_least(1, 18) ? "tcp" : "net";  // 1.18 renamed it
+    if (wanted == "auto") return std::vector<std::string>{"efa", "verbs;ofi_rxm", tcp};
+    if (wanted == "tcp" || wanted == "net") return std::vector<std::string>{tcp};
     if (wanted == "verbs") return std::vector<std::string>{"verbs;ofi_rxm"};
-    const std::string reason = refusal(library, wanted);
+    const std::string reason = refusal(wanted);
     if (!reason.empty()) return Error{"provider " + wanted + " is refused: " + reason, FI_EOPNOTSUPP};
     return std::vector<std::string>{wanted};
 }

@@ -1,8 +1,8 @@
 // Finding NICs: which providers to ask in which order, which to refuse, and what each fi_info is worth.
 //
-// Order: efa, verbs, native tcp (2.x "tcp", 1.17 "net"), 1.17's tcp;ofi_rxm. shm only by name. Refused always: sockets
-// (starves its own thread), udp (unreliable completion), lnx (no RMA), and tcp;ofi_rxm from 2.0 on, whose survivor of a
-// killed peer crashes.
+// Order: efa, verbs, native tcp (called net before 1.18). shm only by name. Refused always: sockets (starves its own
+// thread), udp (unreliable completion), lnx (no RMA), tcp;ofi_rxm (crashes: with 1.17 in fi_close of an endpoint that
+// is being written to, which is exactly the fence; with 2.x in the survivor of a killed peer).
 #pragma once
 
 #include <rdma/fabric.h>
@@ -24,6 +24,9 @@ struct NicOffer {
 };
 
 // The provider names to try for `wanted` (a name, or "auto"), best first.
+// The operator's word for a provider: verbs for verbs;ofi_rxm, tcp for 1.17's net.
+std::string provider_kind(const std::string& provider);
+
 Result<std::vector<std::string>> provider_order(const Library& library, const std::string& wanted);
 
 // All NICs that `provider` offers at `bind`: a numeric local address, a domain name, or "" for any, best first. Never

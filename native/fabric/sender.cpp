@@ -58,12 +58,14 @@ bool Sender::arm(Transfer& transfer, const WritePlan& plan, uint32_t begin, uint
     const uint64_t units = plan.units(begin, end) * plan.geometry().num_layers;
     if (!admit(transfer, plan, units)) return false;
     transfer.arm(units, alarm);
+    stat_add(shared_.stats.armed_plans);
     return true;
 }
 
 void Sender::fire(Transfer& transfer, WriteCursor work, bool last_of_plan) {
     if (transfer.dropping()) return;  // counted as failed when it was dropped
     transfer.fire(std::move(work), last_of_plan);
+    if (last_of_plan) stat_sub(shared_.stats.armed_plans);
     enqueue(transfer);
 }
 
@@ -86,12 +88,12 @@ void Sender::finish(Transfer& transfer) {
 }
 
 void Sender::drop(Transfer& transfer, const std::string& reason) {
-    const bool first = !transfer.dropping();
-    transfer.drop(reason);
-    if (first) {
+    if (!transfer.dropping()) {
+        stat_sub(shared_.stats.armed_plans, transfer.armed_plans());
         const auto& alarms = transfer.alarms();
         shared_.dropped_alarms.insert(shared_.dropped_alarms.end(), alarms.begin(), alarms.end());
     }
+    transfer.drop(reason);
     end_if_done(transfer);
 }
 
@@ -140,7 +142,7 @@ void Sender::post(Transfer& transfer, const WriteBatch& batch, Fault fault) {
         if (window_.ops() > 0 || blocked_since_ == decltype(now){})
             blocked_since_ = now;
         else if (now - blocked_since_ > kConnectDeadline)
-            fail("no connection: the provider takes no write for 10 s");
+            fail("fi_writemsg (" + port_.name() + "): no connection, no write was taken for 10 s");
         return;
     }
 
@@ -205,7 +207,7 @@ void Sender::complete(Op* op, int error) {
 void Sender::fail(const std::string& reason) {
     if (!failure_.empty()) return;
     failure_ = reason;
-    shared_.events.push({.kind = EventKind::EndpointFailed, .id = endpoint_, .text = port_.name() + ": " + reason});
+    shared_.events.push({.kind = EventKind::EndpointFailed, .id = endpoint_, .text = reason});
     for (auto it = transfers_.begin(); it != transfers_.end();) drop(*(it++)->second, reason);
 }
 

@@ -31,6 +31,7 @@ struct Stats {
     StatCell active_transfers{0};
     StatCell inflight_writes{0};
     StatCell inflight_bytes{0};
+    StatCell armed_plans{0};
     StatCell endpoints{0};
     StatCell regions{0};
 };

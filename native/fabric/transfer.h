@@ -58,6 +58,7 @@ class Transfer {
         if (!busy()) busy_since_ = last_added_;
         queue_.push_back(std::move(work));
     }
+    uint32_t armed_plans() const { return armed_plans_; }
     // The alarms of its plans, those that have fired included.
     const std::vector<uint64_t>& alarms() const { return alarms_; }
     bool has_work() const { return !queue_.empty(); }

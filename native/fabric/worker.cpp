@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kCommandBatch = 64;
 // Blocking is ended by descriptors; these bound what a provider that forgets to signal can cost.
-constexpr int kBusyTimeoutMs = 10;   // writes or work outstanding
-constexpr int kRetryTimeoutMs = 1;   // the provider said "try again"
+constexpr int kBusyTimeoutMs = 10;  // writes or work outstanding
+constexpr int kRetryTimeoutMs = 1;  // the provider said "try again"
 
 }  // namespace
 

@@ -25,7 +25,6 @@ void LayerWatcher::set(Alarm alarm) {
     {
         const std::lock_guard lock(mutex_);
         to_set_.push_back(std::move(alarm));
-        num_set_.fetch_add(1, std::memory_order_relaxed);
         inbox_.store(true);
     }
     changed_.notify_one();
@@ -77,9 +76,8 @@ bool LayerWatcher::take_inbox(std::vector<Live>& live) {
         inbox_.store(false);
     }
     for (auto& alarm : fresh) live.push_back({std::move(alarm), 0});
-    const auto removed = std::erase_if(
-        live, [&](const Live& one) { return std::find(gone.begin(), gone.end(), one.alarm.id) != gone.end(); });
-    num_set_.fetch_sub(removed, std::memory_order_relaxed);
+    std::erase_if(live,
+                  [&](const Live& one) { return std::find(gone.begin(), gone.end(), one.alarm.id) != gone.end(); });
     return true;
 }
 
@@ -93,10 +91,8 @@ bool LayerWatcher::step(std::vector<Live>& live) {
         one.fired = static_cast<uint32_t>(ready);
         moved = true;
     }
-    if (!moved) return false;
-    const auto removed = std::erase_if(live, [](const Live& one) { return one.fired == one.alarm.num_values; });
-    num_set_.fetch_sub(removed, std::memory_order_relaxed);
-    return true;
+    std::erase_if(live, [](const Live& one) { return one.fired == one.alarm.num_values; });
+    return moved;
 }
 
 void LayerWatcher::idle(uint32_t turns) {

@@ -38,7 +38,6 @@ class LayerWatcher {
     // Forgets alarms; one that is just firing may still be heard.
     void clear(std::vector<uint64_t> ids);
     void stop();
-    size_t num_set() const { return num_set_.load(std::memory_order_relaxed); }
 
   private:
     struct Live {
@@ -57,7 +56,6 @@ class LayerWatcher {
     std::vector<uint64_t> to_clear_;  // guarded by mutex_
     std::atomic<bool> inbox_{false};
     std::atomic<bool> stopping_{false};
-    std::atomic<size_t> num_set_{0};
     std::thread thread_;
 };
 

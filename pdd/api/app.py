@@ -106,7 +106,7 @@ class _Handlers:
         reasons = list(health.reasons)
         if not health.live:
             reasons.append("the engine makes no progress")
-        if self._service.draining:
+        if self._service.draining and not reasons:
             reasons.append("draining: no new work is taken")
         if reasons:
             return _json({"status": "not ready", "reasons": reasons}, 503)

@@ -9,8 +9,8 @@ Not here: anything about HTTP. Not promised: which thread or node computes a tok
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from pdd.engine.request import Finished, SamplingParams, Tokens
 
@@ -57,9 +57,7 @@ class Tokenizer(Protocol):
 class TokenStream(Protocol):
     """The events of one request; an async generator is one."""
 
-    def __aiter__(self) -> Self: ...
-
-    async def __anext__(self) -> Tokens | Finished: ...
+    def __aiter__(self) -> AsyncIterator[Tokens | Finished]: ...
 
     async def aclose(self) -> None: ...
 

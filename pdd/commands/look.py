@@ -12,6 +12,7 @@ from pdd.units import show_bytes, show_duration
 from pdd.version import VERSION
 
 _POLL_SECONDS = 0.1
+_STARTING = ("starting", "loading")
 _NO_WAY_BACK = {"ready": ("drained", "stopping"), "drained": ("stopping",)}  # states that a wait does not outlive
 
 
@@ -46,7 +47,7 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
     into = doc["role"] != "prefill"
     rate = rates["bytes_received_per_second" if into else "bytes_per_second"]
     up = sum(peer["state"] == "up" for peer in doc["peers"])
-    phase = f" {doc['phase']} {doc['progress'] or 0:.0%}" if doc["phase"] else ""
+    phase = f" {doc['phase']} {doc['progress'] or 0:.0%}" if doc["phase"] and doc["state"] in _STARTING else ""
     return "  ".join(
         [
             f"{doc['name']} {doc['role']} {paint_state(options, doc['state'])}{phase}",

@@ -150,7 +150,7 @@ class Documents:
         return self._node.metrics.text()
 
     def drain(self, timeout: float | None) -> None:
-        self._node.drain()
+        self._node.drain(timeout)
 
     def resume(self) -> None:
         self._node.resume()

@@ -16,10 +16,11 @@ from typing import Any
 from pdd import sdnotify
 from pdd.config import Config
 from pdd.daemon.node import Node
-from pdd.errors import EXIT_OK, RequestCancelled
+from pdd.errors import EXIT_OK
 
 _log = logging.getLogger("pdd")
-_DRAIN_MARGIN_SECONDS = 30.0  # what systemd is told beyond the drain itself
+_MARGIN_SECONDS = 10.0  # more time that systemd is asked for
+_STATUS_SECONDS = 2.0
 
 
 def run(config: Config, *, demo: bool = False) -> int:
@@ -40,7 +41,7 @@ async def _serve(config: Config, *, demo: bool) -> int:
         loop.add_signal_handler(number, _signalled, stop, now)
     start: asyncio.Future[None] = asyncio.create_task(node.start(), name="start")
     wanted = asyncio.create_task(stop.wait(), name="stop")
-    watchdog = asyncio.create_task(_watch(node), name="watchdog")
+    systemd = asyncio.create_task(_tell_systemd(node), name="systemd")
     try:
         await asyncio.wait(_any(start, wanted, node.failed), return_when=asyncio.FIRST_COMPLETED)
         if start.done():
@@ -54,9 +55,9 @@ async def _serve(config: Config, *, demo: bool) -> int:
         return EXIT_OK
     finally:
         sdnotify.notify("STOPPING=1")
-        for task in (start, wanted, watchdog):
+        for task in (start, wanted, systemd):
             task.cancel()
-        for task in (start, wanted, watchdog):
+        for task in (start, wanted, systemd):
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
         await node.close()
@@ -74,26 +75,28 @@ def _signalled(stop: asyncio.Event, now: asyncio.Event) -> None:
 
 async def _drain(node: Node, timeout: float, now: asyncio.Event) -> None:
     """Ends all work: by waiting for it, else, after `timeout` or a second signal, by failing it."""
-    sdnotify.notify(f"EXTEND_TIMEOUT_USEC={int((timeout + _DRAIN_MARGIN_SECONDS) * 1e6)}", "STATUS=draining")
-    _log.info("draining: %d requests open, %d pushes; a second signal exits now", *node.open_work())
-    node.drain()
+    sdnotify.notify(f"EXTEND_TIMEOUT_USEC={int((timeout + _MARGIN_SECONDS) * 1e6)}", "STATUS=draining")
+    _log.info("draining: %d requests and %d pushes open; a second signal exits now", *node.open_work())
+    node.drain(timeout)
     quiet = asyncio.create_task(node.quiet())
     hurry = asyncio.create_task(now.wait())
-    done, _ = await asyncio.wait(_any(quiet, hurry, node.failed), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(
+        _any(quiet, hurry, node.failed), timeout=timeout + _MARGIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
+    )
+    if now.is_set():
+        node.give_up("a second signal")
+    quiet.cancel()
     hurry.cancel()
-    if quiet not in done:
-        quiet.cancel()
-        why = "told twice" if now.is_set() else f"drain.timeout = {timeout:g} s is over"
-        _log.warning("%s: %d requests and %d pushes are given up", why, *node.open_work())
-        node.give_up(RequestCancelled("this node is shutting down", hint="try again; another node will answer"))
 
 
-async def _watch(node: Node) -> None:
-    """Tells systemd that the engine makes progress, and nothing when it does not."""
+async def _tell_systemd(node: Node) -> None:
+    """Tells systemd how the start goes, then that the engine makes progress, and nothing when it does not."""
     period = sdnotify.watchdog_seconds()
-    if period is None:
-        return
+    pause = _STATUS_SECONDS if period is None else min(_STATUS_SECONDS, period / 3)
     while True:
-        if node.health().live:
+        starting = node.phase.name != "serve"
+        if starting:
+            sdnotify.notify(f"EXTEND_TIMEOUT_USEC={int(_MARGIN_SECONDS * 1e6)}", f"STATUS={node.summary()}")
+        if starting or node.health().live:
             sdnotify.notify("WATCHDOG=1", f"STATUS={node.summary()}")
-        await asyncio.sleep(period / 3)
+        await asyncio.sleep(pause)

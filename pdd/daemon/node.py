@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pdd import config_load
+from pdd.address import parse_address
 from pdd.api.app import ApiSettings, create_app
 from pdd.api.server import ApiServer
 from pdd.api.service import Health, Limits
@@ -39,10 +40,9 @@ from pdd.engine.rank_protocol import RankInit, RankProgress
 from pdd.engine.request import EngineEvent
 from pdd.engine.scheduler import Scheduler
 from pdd.engine.snapshot import EngineSnapshot
-from pdd.errors import EngineError, PddError, RefusedInState
+from pdd.errors import EngineError, PddError, RefusedInState, RequestCancelled
 from pdd.kv.pool import PagePool
 from pdd.messenger import wire
-from pdd.messenger.address import parse_address
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.router import route
@@ -101,6 +101,7 @@ class Node:
         self._fabric: KvFabric | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._draining = False
+        self._drain_timer: asyncio.TimerHandle | None = None
 
     # -- start ------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -218,6 +219,8 @@ class Node:
                 watch=fabric.watch, post=loop.call_soon_threadsafe, load=self._load_of_this_node,
                 report=self._job_done,
             )
+            if self._draining:  # since before it was there
+                self.prefiller.drain()
             await self.prefiller.start()
 
     def _open_for_requests(self) -> None:
@@ -283,9 +286,16 @@ class Node:
             self._control.changed()
 
     # -- drain and stop -----------------------------------------------------------------------------------------------
-    def drain(self) -> None:
-        """No new work from now on; what runs goes on. Idempotent."""
+    def drain(self, timeout: float | None = None) -> None:
+        """No new work from now on; what runs goes on for at most `timeout` seconds (None: drain.timeout).
+
+        Again while draining only moves the deadline.
+        """
         self._draining = True
+        self._stop_drain_timer()
+        seconds = self.config.drain.timeout if timeout is None else timeout
+        why = f"its {seconds:g} s to drain are over"
+        self._drain_timer = asyncio.get_running_loop().call_later(seconds, self.give_up, why)
         self._service.drain(True)
         if self.prefiller is not None:
             self.prefiller.drain()
@@ -295,6 +305,7 @@ class Node:
         if not self._draining:
             raise RefusedInState("this node is not draining", hint="`pdd status` shows its state")
         self._draining = False
+        self._stop_drain_timer()
         self._service.drain(False)
         if self.prefiller is not None:
             self.prefiller.resume()
@@ -306,15 +317,24 @@ class Node:
 
     async def quiet(self) -> None:
         """Returns once there is no open work."""
-        while True:
+        while any(self.open_work()):
             await self._service.quiet()
-            if self.num_jobs == 0 and self._service.num_open == 0:
-                return
-            await asyncio.sleep(0.02)
+            if self.prefiller is not None:
+                await self.prefiller.wait_idle()
 
-    def give_up(self, error: PddError) -> None:
-        """Ends what is still open; clients are told `error`."""
-        self._service.cancel_all(error)
+    def give_up(self, why: str) -> None:
+        """Ends what is still open; clients and decoders are told."""
+        if any(self.open_work()):
+            _log.warning("%s: %d requests and %d pushes are given up", why, *self.open_work())
+        self._service.cancel_all(RequestCancelled(f"this node goes down: {why}", hint="try again; another will answer"))
+        if self.prefiller is not None and self._engine is not None:
+            for job in self.prefiller.jobs():
+                self._engine.abort(job.request_id)
+
+    def _stop_drain_timer(self) -> None:
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+            self._drain_timer = None
 
     def cancel(self, request_id: str, error: PddError) -> bool:
         """Ends one request or prefill. False: there is none of that id."""
@@ -328,6 +348,7 @@ class Node:
 
     async def close(self) -> None:
         """Takes everything down. Bounded; idempotent."""
+        self._stop_drain_timer()
         if self._api is not None:
             self._api.stop(_CLOSE_SECONDS)
         for part in (self.decoder, self.prefiller):

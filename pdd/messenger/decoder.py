@@ -19,6 +19,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
+from pdd.address import Address
 from pdd.engine.request import EngineEvent, EngineInbox, Finished, KvAbandoned, KvOutcome, KvReserved, KvSource
 from pdd.errors import (
     Draining,
@@ -32,7 +33,6 @@ from pdd.errors import (
     RequestTimeout,
 )
 from pdd.messenger import wire
-from pdd.messenger.address import Address
 from pdd.messenger.attempt import TABLE, Attempt, AttemptState
 from pdd.messenger.chooser import Chooser
 from pdd.messenger.link import LinkContext, PeerLink, Pulse
@@ -42,8 +42,8 @@ from pdd.messenger.progress import LinkView
 from pdd.messenger.quiet import QuietLog
 from pdd.messenger.retries import Retries
 from pdd.messenger.settings import DecoderSettings
-from pdd.messenger.states import State
 from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus, added
+from pdd.states import State
 
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 10

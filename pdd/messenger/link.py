@@ -24,9 +24,9 @@ from pdd.messenger import handshake, wire
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.handshake import Compare, LocalNode
-from pdd.messenger.ports import Clock, FabricPort, Recorder
+from pdd.messenger.ports import FabricPort
 from pdd.messenger.settings import LinkSettings
-from pdd.messenger.states import State
+from pdd.states import Clock, Recorder, State
 
 _log = logging.getLogger(__name__)
 _LINGER_SECONDS = 1.0  # for the goodbye to leave

@@ -22,6 +22,7 @@ from pdd.model.chat_template import ChatTemplate
 from pdd.model.config import load_config
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+_BOS_CHARACTERS = 64  # longer than any BOS with the blanks before it
 _SPACE_MARK = "▁"  # sentencepiece's space
 
 
@@ -57,11 +58,11 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`. With `add_special_tokens`, BOS stands first if the model wants one, and never twice."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._ids(text, add_special_tokens)
         bos = self._bos_id
         if not add_special_tokens or bos is None:
             return ids
-        written = self._tokenizer.encode(text, add_special_tokens=False).ids[:1] == [bos]  # by the client, in the text
+        written = self._ids(text[:_BOS_CHARACTERS], False)[:1] == [bos]  # by the client, in the text
         present = ids[:1] == [bos]
         if written and ids[:2] == [bos, bos]:
             return ids[1:]
@@ -69,6 +70,12 @@ class Tokenizer:
             return [bos, *ids]
         if self._add_bos is False and present and not written:
             return ids[1:]
+        return ids
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # `Tokenizer.encode` of the library holds Python's lock throughout, which stops the event loop whatever thread it
+        # runs on; `encode_batch_fast` gives it up, and leaves out offsets that nobody here reads.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

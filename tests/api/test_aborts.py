@@ -108,9 +108,7 @@ async def test_one_of_two_with_the_same_client_id(node: Node, eventually: Eventu
     started = asyncio.Event()
     node.service.script = forever(5, started)
     head = b"POST /v1/completions HTTP/1.1\r\nx-request-id: same\r\n"
-    raw = request({"prompt": "x", "max_tokens": 200, "stream": True}).replace(
-        b"POST /v1/completions HTTP/1.1\r\n", head
-    )
+    raw = request({"prompt": "x", "max_tokens": 200, "stream": True}).replace(b"POST /v1/completions HTTP/1.1\r\n", head)
     first, second = await node.raw(raw), await node.raw(raw)
     await eventually(lambda: len(node.service.calls) == 2 and all(call.generated for call in node.service.calls))
     for reader, _ in (first, second):

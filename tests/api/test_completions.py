@@ -81,9 +81,7 @@ async def test_stop_token_ids_and_ignore_eos(node: Node) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_stop_string_ends_the_request(node: Node, per_step: int, stream: bool) -> None:
     node.service.script = says(node.service.tokenizer.byte_tokens(TEXT.encode()), per_step=per_step)
-    answer = await node.client.completions.create(
-        model="tiny", prompt="x", max_tokens=100, stop=["zzz", "t on"], stream=stream
-    )
+    answer = await node.client.completions.create(model="tiny", prompt="x", max_tokens=100, stop=["zzz", "t on"], stream=stream)
     if stream:
         chunks = [chunk async for chunk in answer]
         text, finish = "".join(chunk.choices[0].text for chunk in chunks), chunks[-1].choices[0].finish_reason
@@ -123,9 +121,7 @@ async def test_batch_of_prompts_times_n(node: Node) -> None:
     prompts = ["the cat", "the end of the story"]
     answer = await node.client.completions.create(model="tiny", prompt=prompts, n=2, max_tokens=4, seed=7)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert [call.prompt for call in node.service.calls] == [
-        tuple(tokenizer.encode(p)) for p in prompts for _ in range(2)
-    ]
+    assert [call.prompt for call in node.service.calls] == [tuple(tokenizer.encode(p)) for p in prompts for _ in range(2)]
     assert [call.sampling.seed for call in node.service.calls] == [7, 8, 7, 8]
     assert answer.usage.prompt_tokens == sum(len(tokenizer.encode(p)) for p in prompts)
     assert answer.usage.completion_tokens == 16

@@ -63,9 +63,7 @@ async def test_before_the_first_token(
 @pytest.mark.parametrize("n", [1, 3])
 async def test_after_the_first_token(node: Node, path: str, by_event: bool, n: int) -> None:
     """Scenario 98, second half: an error event, then the end, no [DONE] and no finish reason."""
-    node.service.script = fails(
-        PeerLost("prefill-2 died"), after=node.service.tokenizer.plain("the"), by_event=by_event
-    )
+    node.service.script = fails(PeerLost("prefill-2 died"), after=node.service.tokenizer.plain("the"), by_event=by_event)
     body = {**BODIES[path], "stream": True, "n": n, "stream_options": {"include_usage": True}}
     answer = await node.http.post(path, json=body)
     assert answer.status_code == 200

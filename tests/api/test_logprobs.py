@@ -29,9 +29,7 @@ async def test_completions_one_entry_per_token(node: Node, stream: bool) -> None
     tokenizer = node.service.tokenizer
     tokens = [*tokenizer.plain("the cat"), *tokenizer.byte_tokens("é".encode()), tokenizer.eos_token_ids[0]]
     node.service.script = says(tokens)
-    answer = await node.client.completions.create(
-        model="tiny", prompt="x", logprobs=5, max_tokens=50, stream=stream, stop="zz"
-    )
+    answer = await node.client.completions.create(model="tiny", prompt="x", logprobs=5, max_tokens=50, stream=stream, stop="zz")
     parts = [chunk.choices[0] async for chunk in answer] if stream else answer.choices
     assert "".join(part.text for part in parts) == "the caté"
     names = [name for part in parts for name in part.logprobs.tokens]
@@ -75,9 +73,7 @@ async def test_ids_with_the_same_text_stay_distinct(node: Node) -> None:
 async def test_chat_entries(node: Node, stream: bool, k: int | None) -> None:
     node.service.script = says(node.service.tokenizer.byte_tokens("aé".encode()))
     extra = {} if k is None else {"top_logprobs": k}
-    answer = await node.client.chat.completions.create(
-        model="tiny", messages=ASK, logprobs=True, stream=stream, **extra
-    )
+    answer = await node.client.chat.completions.create(model="tiny", messages=ASK, logprobs=True, stream=stream, **extra)
     parts = [chunk.choices[0] async for chunk in answer] if stream else answer.choices
     entries = [entry for part in parts if part.logprobs for entry in part.logprobs.content]
     assert [entry.token for entry in entries] == ["a", "bytes:\\xc3", "bytes:\\xa9"]

@@ -51,7 +51,7 @@ async def test_probes_are_answered_while_a_long_text_is_tokenized(over_real: Fak
     """Scenario 100: a tokenizer that keeps Python's lock to itself stops the event loop, whatever thread it runs on."""
     async with running(over_real, dataclasses.replace(SETTINGS, max_body_bytes=4 << 20)) as node:
         await node.client.completions.create(model="tiny", prompt="x", max_tokens=1)
-        body = {"prompt": "cat sat, " * 200_000, "max_tokens": 1}
+        body = {"prompt": "cat sat, " * 400_000, "max_tokens": 1}
         long = asyncio.create_task(node.http.post("/v1/completions", json=body, timeout=60))
         await asyncio.sleep(0.2)
         answered = 0
@@ -59,4 +59,4 @@ async def test_probes_are_answered_while_a_long_text_is_tokenized(over_real: Fak
             assert (await node.http.get("/health")).status_code == 200
             answered += 1
         assert (await long).status_code == 200
-        assert answered > 10
+        assert answered > 8  # 2 to 4, before and after, if the loop stands still

@@ -164,11 +164,17 @@ async def test_a_connection_that_says_nothing_is_closed(
 
 
 async def test_the_header_deadline_spares_running_and_idle_connections(
-    service: FakeService, monkeypatch: pytest.MonkeyPatch
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
     monkeypatch.setattr(server_module, "_HEADER_TIMEOUT_S", 0.2)
     service.script = forever(5, asyncio.Event(), per_second=200)
     async with running(service) as node:
+        reader, writer = await node.raw(request({**BODY, "stream": True}))
+        await asyncio.sleep(0.4)
+        await reader.readuntil(b"data: ")
+        assert service.open == 1
+        writer.close()
+        await eventually(lambda: service.open == 0)
         reader, writer = await node.raw(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"}")
         await asyncio.sleep(0.4)

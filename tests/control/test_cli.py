@@ -61,7 +61,7 @@ def test_color_when_asked(pdd: Pdd, daemon: Daemon) -> None:
 def test_reasons_and_state_come_first_when_not_ready(pdd: Pdd, daemon: Daemon) -> None:
     daemon.source.state = "loading"
     out = clean(pdd("status"), 0).stdout
-    assert "d0 decode loading" in out
+    assert "d0 decode loading load 42%" in out
     assert "it is loading" in out
 
 

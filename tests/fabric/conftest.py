@@ -36,15 +36,10 @@ def find_stack(source: str, provider: str) -> Stack:
     pytest.skip(f"no libfabric from {source}")
 
 
-@pytest.fixture(
-    params=[("mpich-wheel", "tcp"), ("system", "net"), ("system", "tcp;ofi_rxm")], ids=lambda p: f"{p[0]}-{p[1]}"
-)
+@pytest.fixture(params=[("mpich-wheel", "tcp"), ("system", "net")], ids=lambda p: f"{p[0]}-{p[1]}")
 def stack(request: pytest.FixtureRequest) -> Stack:
     """Every stack that pdd runs on without hardware."""
-    stack = find_stack(*request.param)
-    if stack.provider == "tcp;ofi_rxm" and not stack.version.startswith("1."):
-        pytest.skip("tcp;ofi_rxm is refused from 2.0 on")
-    return stack
+    return find_stack(*request.param)
 
 
 @pytest.fixture

@@ -21,19 +21,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pdd.address import Address
 from pdd.engine.request import EngineEvent, Finished, FinishReason, PrefillSpec
 from pdd.fabric import _native as native
 from pdd.messenger import wire
-from pdd.messenger.address import Address
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
 from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import ShardPlanner, compare, shard_spec
-from pdd.messenger.ports import EventKinds, record_nothing
+from pdd.messenger.ports import EventKinds
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.settings import DecoderSettings, LinkSettings, PrefillLimits
+from pdd.states import record_nothing
 from tests.messenger.fake_engines import FakeDecodeEngine, Reservation
 
 KINDS = EventKinds(

@@ -115,6 +115,17 @@ def test_wrong_kv_changes_tokens(tmp_path: Path) -> None:
     assert decoded_after_prefill(tmp_path, prompt, spoilt_page=2) != reference(tmp_path, [prompt])[0]
 
 
+@pytest.mark.parametrize("attention", ["torch", ""])
+def test_rows_never_look_into_pages_of_others(attention: str, tmp_path: Path) -> None:
+    """A batch pads short block tables; not with page 0, whose owner may hold anything there."""
+    write_demo_model(tmp_path)
+    prompts = [text(11, 100), text(12, 5)]
+    harness = Harness(tmp_path, attention=attention)
+    harness.free.remove(0)
+    harness.kv[:, 0] = float("nan")
+    assert harness.run([harness.request(prompt) for prompt in prompts], GENERATED) == reference(tmp_path, prompts)
+
+
 def test_tokens_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     """A sampled row alone, in company, and after a preemption gives the same tokens."""
     write_demo_model(tmp_path)

@@ -122,7 +122,7 @@ def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
     file = write(
         tmp_path / "pdd.toml",
         '[node]\nrole = "decod"\n\n'
-        '[engine]\n  threads = "x"\nmax_bath_size = 3\nstep_timeout = 30\n'
+        '[engine]\n  threads = "x"\nmax_bath_size = 3\nstep_timeout = true\n'
         "[kvv]\na = 1\nb = 2\n",
     )
     found = mistakes(
@@ -132,7 +132,7 @@ def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
         f'{file}:2:1  node.role: "decod" is not a role; use "prefill", "decode" or "both"',
         f'{file}:5:3  engine.threads: "x" is not a whole number',
         f"{file}:6:1  engine.max_bath_size: no such setting; did you mean max_batch_size?",
-        f'{file}:7:1  engine.step_timeout: 30 has no unit; write a duration as text, for example "30s"',
+        f'{file}:7:1  engine.step_timeout: True is no duration; write a text like "30s"',
         f"{file}:9:1  kvv: no such section; did you mean kv?",
         "model.path: required; the folder of the model (or start with --demo)",
         '--set  "zzz" is not an assignment; write --set section.key=value',
@@ -148,11 +148,11 @@ def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
         ("kv.page_size=1.5", '"1.5" is not a whole number'),
         ("kv.memory_fraction=1", "must be less than 1"),
         ("kv.memory_fraction=lots", '"lots" is not a number'),
-        ("drain.timeout=5", '"5" is not a duration'),
+        ("drain.timeout=5x", '"5x" is not a duration'),
         ("drain.timeout=-5s", "is not a duration"),
         ("engine.step_timeout=0s", "must be more than 0"),
         ("top.interval=100ms", "100ms must be at least 250ms"),
-        ("fabric.window_bytes=8", '"8" is not a size'),
+        ("fabric.window_bytes=8M", '"8M" is not a size'),
         ("fabric.idle=hot", '"hot" is not an idle; use "auto", "spin" or "block"'),
         ("scheduler.local_prefill_fallback=yes", '"yes" is not true or false'),
         ("node.name=a/b", '"a/b" is not a valid name'),
@@ -160,6 +160,8 @@ def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
         ("api.listen=::1:8000", "write IPv6 in brackets: [::1]:8000"),
         ("api.listen=127.0.0.1:99999", "is not a port"),
         ("peers.static=a:1,b", '"b" is not an address'),
+        ("peers.static=10.0.0.300:1", '"10.0.0.300" is neither a host name nor an IP address'),
+        ("peers.static=127.0.0.1:0", '"0" is not a port (1 to 65535)'),
         ("page_size=3", "is not an assignment"),
         ("engine.page_size=3", "no such setting; did you mean kv.page_size?"),
     ],
@@ -204,7 +206,9 @@ def test_service_links_of_kubernetes_and_test_variables_are_passed_over() -> Non
         (("peers.listen=0.0.0.0:7700",), "0.0.0.0:7700 is not loopback: peers must prove a shared token"),
         (("peers.static=127.0.0.1:1,10.0.0.1:7700",), "10.0.0.1:7700 is not loopback"),
         (("peers.static=node-3:7700",), "node-3:7700 is not loopback"),
-        (("peers.static=127.0.0.1:0",), "127.0.0.1:0 has no port"),
+        (("peers.static=127.0.0.1:0",), "is not a port"),
+        (("peers.listen=127.0.0.1:0",), "127.0.0.1:0 has no port"),
+        (("api.listen=127.0.0.1:0",), "127.0.0.1:0 has no port"),
         (("api.listen=[::]:8000",), "[::]:8000 is not loopback: clients must have a key"),
         (("peers.dead_after=1s",), "peers.dead_after: must be longer than peers.suspect_after"),
     ],

@@ -1,4 +1,4 @@
-"""Durations, sizes and addresses: what is read, what is refused, and that formatting reads back."""
+"""Durations and sizes: what is read, what is refused, and that formatting reads back."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from pdd import units
         ("2h", 7200),
         ("1.5s", 1.5),
         ("0s", 0),
+        ("30", 30),
+        ("0.5", 0.5),
         ("1d", 86400),
         ("80us", 80e-6),
     ],
@@ -26,58 +28,23 @@ def test_durations(text: str, seconds: float) -> None:
     assert units.parse_duration(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "30", "s", "-1s", "1 s", "1s ago", "s1", "1x", "1ss", "1e3s", "١s"])
+@pytest.mark.parametrize("text", ["", "30.", "s", "-1s", "1 s", "1s ago", "s1", "1x", "1ss", "1e3s", "١s"])
 def test_no_durations(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         units.parse_duration(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("1B", 1), ("64KiB", 65536), ("8MiB", 8 << 20), ("1.5GB", 1_500_000_000), ("2TiB", 2 << 40)]
+    ("text", "count"), [("1B", 1), ("4096", 4096), ("64KiB", 65536), ("8MiB", 8 << 20), ("1.5GB", 1_500_000_000), ("2TiB", 2 << 40)]
 )
 def test_sizes(text: str, count: int) -> None:
     assert units.parse_size(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "8", "8M", "8mib", "MiB", "-8MiB", "8 MiB"])
+@pytest.mark.parametrize("text", ["", "8.5", "8M", "8mib", "MiB", "-8MiB", "8 MiB"])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         units.parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("127.0.0.1:7700", ("127.0.0.1", 7700)),
-        ("[::1]:80", ("::1", 80)),
-        ("[fe80::1%eth0]:80", ("fe80::1%eth0", 80)),
-        ("node-3.rack:0", ("node-3.rack", 0)),
-        ("localhost:65535", ("localhost", 65535)),
-    ],
-)
-def test_addresses(text: str, address: tuple[str, int]) -> None:
-    assert units.parse_address(text) == address
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "7700", ":7700", "host", "host:", "host:x", "host:70000", "host:-1"),
-        *("::1:80", "[::1]", "[::1]80", "[x]:80", "a b:80", "[::1:80", "http://x:80"),
-    ],
-)
-def test_no_addresses(text: str) -> None:
-    with pytest.raises(ValueError, match="is not an address"):
-        units.parse_address(text)
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("::ffff:127.0.0.1", True),
-     ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("fe80::1%eth0", False), ("localhost.evil", False)],
-)  # fmt: skip
-def test_loopback(host: str, loopback: bool) -> None:
-    assert units.is_loopback(host) is loopback
 
 
 @given(st.integers(min_value=0, max_value=10**12))
