@@ -7,10 +7,10 @@ import dataclasses
 
 import pytest
 
+from pdd.address import Address
 from pdd.engine.request import KvOutcome
 from pdd.errors import NoPrefiller, PeerLost, PrefillRefused, RequestTimeout
 from pdd.messenger import wire
-from pdd.messenger.address import Address
 from pdd.messenger.link import PeerLink
 from pdd.messenger.peers import Backoff, PeerTable
 from tests.messenger.rig import DECODER, FAST, DecoderNode, finish, prompt, running, until, up

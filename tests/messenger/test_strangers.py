@@ -406,7 +406,7 @@ async def test_cancel_of_an_attempt_that_was_forgotten_is_answered_with_doubt(mo
             assert isinstance(ended, wire.PrefillEnded)
             assert (ended.attempt, ended.unknown_units) == (attempt, unknown)
         assert p.prefiller.counters.tombstones == 1  # of the one that never came
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 async def test_key_in_use_is_an_error_of_the_new_request() -> None:
