@@ -188,6 +188,11 @@ class PeerLink:
         if self.was_up:
             self._handler.link_down(self)
 
+    def drop(self, error: PddError) -> None:
+        """Ends the link as `fence` does, and a handshake that waits for the peer too; the peer is not told why."""
+        self.fence(error)
+        self._stream.abort()  # the handshake sees the end of the stream
+
     async def wait_closed(self) -> None:
         """Returns once the fence is up."""
         await self._closed.wait()
@@ -307,7 +312,7 @@ class PeerLink:
             case wire.Heartbeat():
                 self._take_heartbeat(message)
             case wire.Goodbye():
-                raise PeerLost(f"{self.name} said goodbye: {message.reason}")
+                raise PeerLost(f"{self.name} said goodbye: {wire.one_line(message.reason)}")
             case wire.Greeting() | wire.Proof() | wire.Hello():
                 raise PeerProtocol(f"a {type(message).__name__} came after the handshake")
             case _:

@@ -89,8 +89,7 @@ class PeerListener:
         ever, and whoever refused the newcomer instead would let silent strangers shut out every decoder."""
         waiting = [link for link in self._links if link.state is LinkState.HANDSHAKE]  # the oldest first
         if len(waiting) >= _MAX_HANDSHAKES:
-            waiting[0].fence(PeerLost(f"it makes room: {_MAX_HANDSHAKES} newer handshakes are open"))
-            self._links[waiting[0]].cancel()
+            waiting[0].drop(PeerLost(f"it makes room: {_MAX_HANDSHAKES} newer handshakes are open"))
 
     async def _keep(self, link: PeerLink) -> None:
         try:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -214,6 +215,29 @@ async def test_garbage_costs_one_connection_and_one_line(kind: str, caplog: pyte
         assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
 
 
+FORGED = "bye\n12:00:00.000 ERROR pdd: all is lost \x1b[31m \u202e"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Goodbye(FORGED),
+        wire.Hello(FORGED, "decode", 7, "fake", geometry(page_size=6), b"x", "0.1.0"),
+        wire.Hello("d", "decode", 7, "fake", geometry(dtype=FORGED), b"x", "0.1.0"),
+    ],
+    ids=["goodbye", "name", "geometry"],
+)
+async def test_a_stranger_forges_no_log_line(message: wire.Message, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with running() as rig:
+        p = await rig.prefiller()
+        _, writer = await asyncio.open_connection("127.0.0.1", p.port)
+        writer.write(frame(greeting()) + frame(wire.encode(message)))
+        await until(lambda: any("ended" in record.getMessage() for record in caplog.records))
+        assert all(record.getMessage().isprintable() for record in caplog.records)
+        writer.close()
+
+
 async def test_strangers_who_say_nothing_time_out() -> None:
     async with running() as rig:
         p = await rig.prefiller()
@@ -235,6 +259,17 @@ async def test_silent_strangers_do_not_shut_out_a_decoder() -> None:
         assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
         for _, writer in connections:
             writer.close()
+
+
+async def test_a_burst_of_strangers_leaves_nothing_behind() -> None:
+    """Accepted in one turn of the loop: some make room before their own tasks have begun."""
+    async with running() as rig:
+        p = await rig.prefiller(settings=dataclasses.replace(FAST, connect_timeout=60.0))
+        strangers = [socket.create_connection(("127.0.0.1", p.port)) for _ in range(90)]
+        await until(lambda: len(p.prefiller.listener._links) == 64)
+        for stranger in strangers:
+            stranger.close()
+        await until(lambda: len(p.prefiller.listener._links) == 0)
 
 
 async def test_many_strangers_write_few_log_lines(caplog: pytest.LogCaptureFixture) -> None:
