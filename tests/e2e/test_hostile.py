@@ -76,6 +76,7 @@ def test_garbage_on_every_port_disturbs_nobody(tiny_model, run_dir: pathlib.Path
         assert complete(d0.url, prompt_of(77)) == oracle
         ports = listening_ports(p0) | listening_ports(d0)
         assert {p0.port, p0.peer_port, d0.port} <= ports
+        began = time.monotonic()
         stop, answers = threading.Event(), []
 
         def traffic() -> None:
@@ -97,8 +98,12 @@ def test_garbage_on_every_port_disturbs_nobody(tiny_model, run_dir: pathlib.Path
         seen.assert_clean()
         assert len(answers) > 10
         assert all(answer == oracle for answer in answers)
+        (link,) = d0.status()["peers"]
+        assert link["since_seconds"] > time.monotonic() - began, "the link between the two was renewed"
         for node in (p0, d0):
-            assert node.wait_idle()["state"] == "ready"
+            status = node.wait_idle()
+            assert status["state"] == "ready"
+            assert status["transfers"]["failed"] == 0
             assert "Traceback" not in node.log
             assert len(node.log.splitlines()) < 60
 
