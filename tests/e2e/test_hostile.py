@@ -76,6 +76,7 @@ def test_garbage_on_every_port_disturbs_nobody(tiny_model, run_dir: pathlib.Path
         assert complete(d0.url, prompt_of(77)) == oracle
         ports = listening_ports(p0) | listening_ports(d0)
         assert {p0.port, p0.peer_port, d0.port} <= ports
+        began = time.monotonic()
         stop, answers = threading.Event(), []
 
         def traffic() -> None:
@@ -97,8 +98,12 @@ def test_garbage_on_every_port_disturbs_nobody(tiny_model, run_dir: pathlib.Path
         seen.assert_clean()
         assert len(answers) > 10
         assert all(answer == oracle for answer in answers)
+        (link,) = d0.status()["peers"]
+        assert link["since_seconds"] > time.monotonic() - began, "the link between the two was renewed"
         for node in (p0, d0):
-            assert node.wait_idle()["state"] == "ready"
+            status = node.wait_idle()
+            assert status["state"] == "ready"
+            assert status["transfers"]["failed"] == 0
             assert "Traceback" not in node.log
             assert len(node.log.splitlines()) < 60
 
@@ -138,17 +143,26 @@ def test_an_operator_ends_and_drains_at_random(tiny_model, run_dir: pathlib.Path
         assert complete(d0.url, prompts[0]) == oracle[0]
 
 
-def test_a_stopped_decoder_costs_its_own_requests_only(tiny_model, run_dir: pathlib.Path) -> None:
+@pytest.fixture
+def fat_model(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Random weights, but 768 KiB of KV a page: no socket buffer swallows a push whole."""
+    from pdd.model.demo import write_demo_model
+
+    return write_demo_model(tmp_path / "fat", num_layers=6, num_heads=8, num_kv_heads=8, head_dim=128)
+
+
+def test_a_stopped_decoder_costs_its_own_requests_only(fat_model, run_dir: pathlib.Path) -> None:
     """STOP in the middle of pushes: the prefiller gets its pages back and serves others; after CONT all is well again."""
-    with cluster(run_dir, tiny_model, decoders=2, both=1, sets=SETS) as nodes:
+    with cluster(run_dir, fat_model, decoders=2, both=1, sets=SETS) as nodes:
         p0, d0, d1 = nodes["p0"], nodes["d0"], nodes["d1"]
-        prompts = [prompt_of(480 + i, i) for i in range(4)]
+        prompts = [prompt_of(400 + i, i) for i in range(3)]
         oracle = [complete(nodes["b0"].url, prompt) for prompt in prompts]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             futures = [pool.submit(outcome, d0, prompt) for prompt in prompts]
-            p0.wait("a push", lambda s: s["transfers"]["active"] > 0, 10)
+            p0.wait("a push", lambda s: s["transfers"]["units"] > 0, 10)
             d0.signal(signal.SIGSTOP)
             try:
+                p0.wait("a push that hangs", lambda s: s["pages"]["sending"] > 0, 1.5)
                 assert [complete(d1.url, prompt) for prompt in prompts] == oracle
                 p0.wait_idle(10)
             finally:
