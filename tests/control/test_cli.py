@@ -50,7 +50,7 @@ def test_each_command_has_json_with_a_schema(pdd: Pdd, daemon: Daemon, command: 
 def test_tables(pdd: Pdd, daemon: Daemon) -> None:
     assert "r-1  3.1s  wait_kv  p0    900    4  44/57  13 pages from p0" in clean(pdd("requests"), 0).stdout
     assert "p0    prefill  up     900us  tcp     512    40" in clean(pdd("peers"), 0).stdout
-    assert "p0    in   tcp  up     4.1 kB" in clean(pdd("transfers"), 0).stdout
+    assert "p0    in   tcp  eth0  up     4.1 kB" in clean(pdd("transfers"), 0).stdout
 
 
 def test_color_when_asked(pdd: Pdd, daemon: Daemon) -> None:
@@ -62,7 +62,14 @@ def test_reasons_and_state_come_first_when_not_ready(pdd: Pdd, daemon: Daemon) -
     daemon.source.state = "loading"
     out = clean(pdd("status"), 0).stdout
     assert "d0 decode loading load 42%" in out
-    assert "it is loading" in out
+    assert out.rstrip().endswith("(it is loading)")
+
+
+def test_a_drain_says_how_long_it_may_take(pdd: Pdd, daemon: Daemon) -> None:
+    daemon.source.state, daemon.source.drain_seconds_left = "draining", 108.0
+    out = clean(pdd("status"), 0).stdout
+    assert out.startswith("d0 decode draining 1m48s left  12.0s  running")
+    assert out.rstrip().endswith("(it is draining)")
 
 
 def test_watch_prints_until_the_daemon_stops(daemon: Daemon) -> None:
