@@ -168,7 +168,7 @@ class Fabric(Section):
     provider: str = Field(
         default="auto",
         pattern=r"^[a-z0-9_]+(;[a-z0-9_]+)?$",
-        description="libfabric provider: auto, efa, verbs, tcp, net, tcp;ofi_rxm or shm. auto: the best one present.",
+        description="libfabric provider: auto, efa, verbs or tcp. auto: the best one present.",
     )
     library: str = Field(default="", description="Path of libfabric.so.1. Empty: the newest one found.")
     bind: Strings = Field(default=(), description="Local address or domain name per NIC. Empty: chosen.")

@@ -251,6 +251,14 @@ def _cross_checks(config: Config, origins: Mapping[str, Origin], demo: bool) -> 
                         f"{address} is not loopback: peers must prove a shared token; set peers.token_credential",
                         "peers.token_credential",
                     )
+    for key, addresses in (
+        ("api.listen", (config.api.listen,)),
+        ("peers.listen", (config.peers.listen,)),
+        ("peers.static", config.peers.static),
+    ):
+        for address in addresses:
+            if address and parse_address(address, listen=True).port == 0:
+                report(key, f"{address} has no port")
     if not parse_address(config.api.listen, listen=True).is_loopback and not config.api.api_keys_credential:
         report(
             "api.listen",

@@ -22,7 +22,10 @@ EXIT_CONFIG = 78
 
 
 class PddError(Exception):
-    """Root of the tree. `str(error)` is one sentence; `hint` says what to do next."""
+    """Root of the tree. `str(error)` is one sentence; `hint` says what to do next.
+
+    An `id` belongs to the class that names it; a subclass without one of its own goes by its parent's.
+    """
 
     id = "E001"
     exit_code = EXIT_BUG
@@ -206,3 +209,14 @@ class TimedOut(ControlError):
 
 class VersionMismatch(ControlError):
     id, exit_code = "E380", EXIT_VERSION
+
+
+# -- across a process border ------------------------------------------------------------------------------------------
+def _by_id(kind: type[PddError]) -> dict[str, type[PddError]]:
+    found = {kind.id: kind} if "id" in vars(kind) else {}
+    for child in kind.__subclasses__():
+        found |= _by_id(child)
+    return found
+
+
+BY_ID = _by_id(PddError)  # the class that an id in a message of another process stands for

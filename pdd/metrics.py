@@ -23,7 +23,7 @@ PAGE_STATES = ("free", "cached", "reserved", "running", "sending", "quarantined"
 DIRECTIONS = ("out", "in")  # out: this node's writes; in: units that arrived here
 OUTCOMES = ("stop", "length", "abort", "error")
 FAILURE_REASONS = ("refused", "failed", "cancelled", "stalled", "peer_lost", "overrun")
-PROVIDERS = ("efa", "verbs", "tcp", "net", "tcp;ofi_rxm", "shm")
+PROVIDERS = ("efa", "verbs", "tcp")
 FALLBACKS = ("prefiller", "local", "error")  # where a request goes whose remote attempt failed
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -90,7 +90,7 @@ class Snapshot:
     cancels: int = 0
     fences: int = 0
     prefills: int = 0  # taken for decoders
-    engine_heartbeat_age: float = 0.0  # seconds that the step in hand has run; 0 between steps
+    engine_heartbeat_age: float = 0.0  # seconds that the turn in hand has run; 0 while idle
     peers: Mapping[str, bool] = dataclasses.field(default_factory=dict)  # address dialled, or name of who called → up
     links: Sequence[LinkTotals] = ()
     nic_utilization: Mapping[str, float] = dataclasses.field(default_factory=dict)  # NICs → share of their line rate
@@ -120,7 +120,7 @@ class SnapshotCollector(Collector):
             ("batch_size", "Requests in the last step.", now.batch_size),
             ("kv_transfers_active", "Transfer sets with writes not yet terminal.", now.transfers_active),
             ("kv_leases", "Attempts whose pages wait for a prefiller's writes.", now.attempts_open),
-            ("engine_heartbeat_age_seconds", "Time that the step in hand has run.", now.engine_heartbeat_age),
+            ("engine_heartbeat_age_seconds", "Time that the turn in hand of the engine has run.", now.engine_heartbeat_age),
         ):
             yield GaugeMetricFamily(f"pdd_{name}", text, value)
         for name, text, value in (

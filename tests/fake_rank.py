@@ -29,8 +29,8 @@ def main(fd: int, behaviour: str) -> None:
     if behaviour == "die in start":
         print("no such\nfile or directory", file=sys.stderr, flush=True)
         os._exit(3)
-    if behaviour == "fail in start":
-        channel.send(RankFailed("E781", "not a checkpoint", "look again"))
+    if behaviour.startswith("fail in start"):
+        channel.send(RankFailed(behaviour.split()[-1], "not a checkpoint", "look again"))
         return
     if behaviour == "hang in start":
         time.sleep(1000)

@@ -94,7 +94,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
-    heartbeat_age_seconds: float | None = None  # of the step in hand; 0 between steps
+    heartbeat_age_seconds: float | None = None  # of the turn in hand; 0 while idle
     num_layers: int = 0
     step_seconds: float = 0.0  # of all forward passes
     overhead_seconds: float = 0.0  # of the engine thread between passes, idle time left out

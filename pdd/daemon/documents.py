@@ -55,7 +55,7 @@ class Documents:
             waiting_for_kv=states["wait_kv"], batch_size=snapshot.batch_size,
             pages=schema.Pages(total=counts.total, **{state: getattr(counts, state) for state in PAGE_STATES}),
             engine=schema.EngineHealth(
-                heartbeat_age_seconds=view.step_age(), steps=totals.steps, preemptions=totals.preemptions,
+                heartbeat_age_seconds=view.turn_age(), steps=totals.steps, preemptions=totals.preemptions,
                 prompt_tokens=totals.prompt_tokens, generated_tokens=totals.generated_tokens,
                 cached_tokens=node.meter.cached_tokens, num_layers=view.num_layers,
                 step_seconds=totals.step_seconds, overhead_seconds=totals.overhead_seconds,
@@ -192,7 +192,7 @@ class Documents:
             pages_total=engine.pages.total, running=states["running"] + states["ready"], waiting=states["waiting"],
             waiting_for_kv=states["wait_kv"], batch_size=engine.batch_size, prompt_tokens=counts.prompt_tokens,
             generation_tokens=counts.generated_tokens, preemptions=counts.preemptions, steps=counts.steps,
-            engine_heartbeat_age=view.step_age(),
+            engine_heartbeat_age=view.turn_age(),
         )  # fmt: skip
 
 

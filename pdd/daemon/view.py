@@ -59,7 +59,7 @@ class NodeView:
         )  # fmt: skip
 
     def health(self) -> Health:
-        live = not self._node.failed.done() and self.step_age() < self._node.config.engine.step_timeout
+        live = not self._node.failed.done() and self.turn_age() < self._node.config.engine.step_timeout
         return Health(live=live, reasons=self._reasons())
 
     # -- engine and ranks ---------------------------------------------------------------------------------------------
@@ -67,8 +67,8 @@ class NodeView:
     def snapshot(self) -> EngineSnapshot | None:
         return None if self._node.engine is None else self._node.engine.snapshot
 
-    def step_age(self) -> float:
-        """How long the step in hand has been running; 0 between steps."""
+    def turn_age(self) -> float:
+        """How long the engine's turn in hand has been running; 0 while it has nothing to do."""
         busy = None if self._node.engine is None else self._node.engine.busy_since
         return 0.0 if busy is None else time.monotonic() - busy
 

@@ -17,7 +17,7 @@ class SchedulerLimits:
     max_batch_size: int = 64  # rows of a step; as many requests again may have their remote KV fetched ahead
     max_batch_tokens: int = 2048  # tokens of a step
     max_queue: int = 1024  # waiting requests
-    queue_timeout: float = 30.0  # seconds that a request may wait for its first admission
+    queue_timeout: float = 30.0  # seconds that a request to generate may wait for its first admission
 
 
 def check_fits(prompt_len: int, max_tokens: int, *, max_context: int, pool_tokens: int) -> None:

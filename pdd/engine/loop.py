@@ -5,7 +5,8 @@
 One thread owns scheduler and pool. Others speak to it through `EngineInbox`, whose calls only put a command into a
 queue; it answers through `emit`, which gets the events of a moment in one list, in order. With nothing to run it sleeps
 on the queue until a command comes or a waiting request's deadline does: it never polls. A step is not interrupted; an
-abort takes effect after it.
+abort takes effect after it. From waking up to falling asleep it is busy, turn after turn; a turn that does not end, in
+a step, a sink or anywhere else, is what a watchdog sees.
 
 A failure of the executor, or a bug, ends the thread: every open request is told, `on_failure` is called once, and
 whatever is submitted after that is refused. It does not restart anything and does not decide what the daemon does then.
@@ -14,6 +15,7 @@ whatever is submitted after that is refused. It does not restart anything and do
 from __future__ import annotations
 
 import dataclasses
+import enum
 import logging
 import queue
 import threading
@@ -36,12 +38,32 @@ from pdd.engine.request import (
 from pdd.engine.scheduler import Scheduler
 from pdd.engine.snapshot import EngineSnapshot, Totals, take_snapshot
 from pdd.errors import Draining, EngineError
+from pdd.states import Recorder, State, record_nothing
 
 SNAPSHOT_EVERY_S = 0.02  # under load; before the thread sleeps there is always a fresh one
 
 _log = logging.getLogger(__name__)
 
 _Command = tuple[Callable[..., Sequence[Effect]], tuple[Any, ...]]
+
+
+class LoopState(enum.Enum):
+    """How far the engine thread's life is."""
+
+    NEW = "new"
+    RUNNING = "running"
+    STOPPING = "stopping"  # told to; ends with the turn in hand
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+_LIFE: dict[LoopState, frozenset[LoopState]] = {
+    LoopState.NEW: frozenset({LoopState.RUNNING}),
+    LoopState.RUNNING: frozenset({LoopState.STOPPING, LoopState.FAILED}),
+    LoopState.STOPPING: frozenset({LoopState.STOPPED, LoopState.FAILED}),
+    LoopState.STOPPED: frozenset(),
+    LoopState.FAILED: frozenset(),
+}
 
 
 class Executor(Protocol):
@@ -61,8 +83,9 @@ class EngineLoop:
     def __init__(
         self, scheduler: Scheduler, executor: Executor, *, emit: Callable[[list[EngineEvent]], object],
         on_failure: Callable[[Exception], object], clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder = record_nothing,
     ) -> None:
-        """`emit` and `on_failure` are called on the engine thread and must not block."""
+        """`emit`, `on_failure` and `recorder` are called on the engine thread and must not block."""
         self._scheduler = scheduler
         self._executor = executor
         self._emit = emit
@@ -71,7 +94,7 @@ class EngineLoop:
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._outbox: list[EngineEvent] = []
         self._thread = threading.Thread(target=self._run, name="pdd-engine", daemon=True)
-        self._stopping = False
+        self._life = State("engine", "", LoopState.NEW, _LIFE, clock=clock, recorder=recorder)
         self._ended: Exception | None = None  # why nothing is taken in any more
         self._busy_since: float | None = None
         self._batch_size = self._batch_tokens = 0
@@ -102,7 +125,8 @@ class EngineLoop:
 
     @property
     def busy_since(self) -> float | None:
-        """When the step in hand began, None between steps. A step that never ends is how a stuck engine looks."""
+        """When the turn in hand began, None while the thread sleeps. A turn takes in the inbox, schedules, arms, runs a
+        step and tells; one that never ends is how a stuck engine looks."""
         return self._busy_since
 
     def submit(self, spec: GenerateSpec) -> None:
@@ -130,10 +154,12 @@ class EngineLoop:
     # -- the engine thread ----------------------------------------------------------------------------------------
     def _run(self) -> None:
         failure: Exception | None = None
+        self._life.move(LoopState.RUNNING)
         try:
-            while not self._stopping:
+            while self._life.value is LoopState.RUNNING:
+                self._busy_since = self._clock()
                 self._take_in()
-                if not self._stopping:
+                if self._life.value is LoopState.RUNNING:
                     self._turn()
         except Exception as error:  # the border of the thread: whatever it is, every open request must hear of it
             failure = error if isinstance(error, EngineError) else EngineError(f"the engine failed: {error!r}")
@@ -153,27 +179,29 @@ class EngineLoop:
             self._snapshot = self._picture(started)
             self._sleep(decision.wake_at)
             return
-        began = self._busy_since = self._clock()
+        began = self._clock()
         result = self._executor.execute(decision.plan)
         returned = self._clock()
         self._carry_out(self._scheduler.complete(decision.plan, result, returned), returned, None)
         self._flush()
-        self._busy_since = None
         self._count_step(decision.plan, result, (began - started) + (self._clock() - returned))
         if returned - self._snapshot.at >= SNAPSHOT_EVERY_S:
             self._snapshot = self._picture(returned)
 
     def _take_in(self) -> None:
-        """Does what is in the inbox, without waiting."""
-        while not self._inbox.empty():
+        """Does what is in the inbox now, without waiting: what comes meanwhile is for the next turn."""
+        for _ in range(self._inbox.qsize()):
             self._do(self._inbox.get_nowait())
         self._flush()
 
     def _sleep(self, wake_at: float | None) -> None:
+        timeout = None if wake_at is None else max(0.0, wake_at - self._clock())
+        self._busy_since = None
         try:
-            command = self._inbox.get(timeout=None if wake_at is None else max(0.0, wake_at - self._clock()))
+            command = self._inbox.get(timeout=timeout)
         except queue.Empty:
             return
+        self._busy_since = self._clock()
         self._do(command)
 
     def _do(self, command: _Command) -> None:
@@ -188,7 +216,8 @@ class EngineLoop:
         self._carry_out(effects, now, None)
 
     def _stop(self, now: float) -> Sequence[Effect]:
-        self._stopping = True
+        if self._life.value is LoopState.RUNNING:
+            self._life.move(LoopState.STOPPING)
         return ()
 
     # -- effects --------------------------------------------------------------------------------------------------
@@ -223,8 +252,7 @@ class EngineLoop:
     # -- the end --------------------------------------------------------------------------------------------------
     def _end(self, failure: Exception | None) -> None:
         reason = failure or Draining("this node is going down", hint="ask another node")
-        now = self._clock()
-        self._busy_since = None
+        now = self._busy_since = self._clock()
         try:
             self._carry_out(self._scheduler.fail_all(reason, now), now, None)
             self._flush()
@@ -234,6 +262,8 @@ class EngineLoop:
         self._snapshot = self._picture(now)
         self._ended = reason  # from here on, whoever puts a command refuses it, and what came before is refused here
         self._refuse_rest()
+        self._busy_since = None
+        self._life.move(LoopState.STOPPED if failure is None else LoopState.FAILED, str(failure or ""))
         if failure is not None:
             self._on_failure(failure)
 

@@ -27,7 +27,7 @@ import time
 import msgspec
 
 from pdd.engine.batch import StepPlan, StepResult
-from pdd.errors import EngineError, ModelError, PddError, RankDied
+from pdd.errors import BY_ID, EngineError, PddError, RankDied
 from pdd.kv.layout import KvLayout
 
 MAX_FRAME_BYTES = 64 << 20  # a plan of 1M new tokens is 5 MB; anything near this is a lost frame boundary
@@ -102,7 +102,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="done"):
 
 
 class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The rank cannot go on. `error_id` is the id of a class in pdd.errors ("E781" ModelError, "E750" EngineError)."""
+    """The rank cannot go on. `error_id` is a key of errors.BY_ID: exit code and all else follow from the class."""
 
     error_id: str
     message: str
@@ -110,8 +110,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
 
     def to_error(self) -> PddError:
         """The exception to raise in the daemon."""
-        kind = ModelError if self.error_id == ModelError.id else EngineError
-        return kind(self.message, hint=self.hint)
+        return BY_ID.get(self.error_id, EngineError)(self.message, hint=self.hint)
 
 
 DaemonMessage = RankInit | RunStep | Shutdown

@@ -94,7 +94,12 @@ def _layout(init: RankInit, config: ModelConfig, model: LlamaModel, dtype: str, 
         if num_pages < 1:
             raise ConfigError(f"memory_fraction {init.memory_fraction} of this machine's memory ({budget} bytes) does "
                               f"not hold one page of KV ({one.region_bytes} bytes)")
-    return dataclasses.replace(one, num_pages=num_pages)
+    layout = dataclasses.replace(one, num_pages=num_pages)
+    if layout.region_bytes > _memory_bytes():  # the region is made all the same, and kills the node once it fills
+        raise ConfigError(f"kv.num_pages = {num_pages} are {layout.region_bytes} bytes of KV; "
+                          f"this machine has {_memory_bytes()} bytes of memory",
+                          hint=f"set at most {_memory_bytes() // one.region_bytes}, or 0 for what fits")
+    return layout
 
 
 def _memory_bytes() -> int:

@@ -22,6 +22,7 @@ from pdd.engine.request import (
     TokenLogprob,
     TokenOutput,
 )
+from pdd.states import Recorder, TimedState, record_nothing
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     # admitted with pages to be filled by a prefiller; admitted with a slot; aborted, expired or refused
@@ -62,8 +63,7 @@ class Record:
     sink: KvSink | None  # of a prefill-only request
     kv_source: KvSource
     stop_ids: frozenset[int]
-    state: RequestState = RequestState.WAITING
-    state_since: float = 0.0
+    life: TimedState[RequestState]
     hold: int = NO_HOLD  # page hold, row id at the ranks and attempt at the messenger in one; new at each admission
     computed: int = 0  # tokens whose KV is in the pages
     pages_told: int = 0  # pages that the ranks know of
@@ -73,7 +73,7 @@ class Record:
     served_at: float = 0.0  # when it last got a chunk
 
     @classmethod
-    def of(cls, spec: GenerateSpec | PrefillSpec, seq: int, now: float) -> Record:
+    def of(cls, spec: GenerateSpec | PrefillSpec, seq: int, now: float, recorder: Recorder = record_nothing) -> Record:
         """A new request. `seq` orders requests by arrival."""
         if isinstance(spec, GenerateSpec):
             sampling, sink, source = spec.sampling, None, spec.kv_source
@@ -82,10 +82,15 @@ class Record:
             sampling, sink, source, stop_ids = None, spec.sink, KvSource.LOCAL, frozenset()
         return cls(
             request_id=spec.request_id, seq=seq, arrived=now, tokens=list(spec.prompt), prompt_len=len(spec.prompt),
-            sampling=sampling, sink=sink, kv_source=source, stop_ids=stop_ids, state_since=now,
+            sampling=sampling, sink=sink, kv_source=source, stop_ids=stop_ids,
+            life=TimedState("request", spec.request_id, RequestState.WAITING, TRANSITIONS, at=now, recorder=recorder),
         )
 
     # -- asking ---------------------------------------------------------------------------------------------------
+    @property
+    def state(self) -> RequestState:
+        return self.life.value
+
     @property
     def remaining(self) -> int:
         """Tokens whose KV is still to be computed here."""
@@ -126,17 +131,14 @@ class Record:
         )
 
     # -- changing -------------------------------------------------------------------------------------------------
-    def move(self, state: RequestState, now: float) -> None:
-        if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"request {self.request_id} cannot go from {self.state.value} to {state.value}")
-        self.state, self.state_since = state, now
+    def move(self, state: RequestState, now: float, why: str = "") -> None:
+        self.life.move_at(now, state, why)
 
     def admit(self, hold: int, now: float) -> None:
         """Starts a new life with new pages, of which the ranks know nothing."""
         self.hold, self.computed, self.pages_told, self.row_known = hold, 0, 0, False
         self.admissions += 1
         self.blocked_since, self.served_at = None, now
-
 
     def take(self, sampled: SampledRow) -> tuple[tuple[TokenOutput, ...], FinishReason | None]:
         """Appends sampled tokens up to the one that ends the request, which is still output."""

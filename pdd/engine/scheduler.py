@@ -19,12 +19,18 @@ the pages of all others, but for those that go away by themselves, as they hold 
 page is served before the queue is, and holds no slot, so an older READY request gets that. Each preemption pays for a
 growth, which is page_size tokens of an older request.
 
+Pages that wait for remote KV come back when its prefiller is done, or when the messenger gives the attempt up for want
+of progress. Two nodes that each decode and prefill for the other could wait in a circle, each with all pages reserved
+and the other's prompt in its queue: nothing here sees that. Nothing moves then on either, so the deadline on progress
+of an attempt ends it, and costs the requests a retry. A node that only decodes or only prefills has no such circle.
+
 It does not run, send, sleep or log anything. Owner: the engine thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 
 from pdd.engine.batch import NewRow, Row, StepPlan, StepResult
 from pdd.engine.effects import Decision, Effect, SinkArm, SinkClose, SinkOpen
@@ -45,14 +51,23 @@ from pdd.engine.request import (
 from pdd.engine.waiting import Verdict, WaitingQueue
 from pdd.errors import EngineError, Overloaded, PddError, RequestTimeout
 from pdd.kv.pool import PagePool, PageState
+from pdd.states import Recorder, record_nothing
 
 HEADROOM_DIVISOR = 16  # of the pool: at most this part stays free at admission for running rows to grow into
 
 
 class Scheduler:
-    def __init__(self, pool: PagePool, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, pool: PagePool, limits: SchedulerLimits, *, recorder: Recorder = record_nothing,
+        ids: Callable[[], int] | None = None,
+    ) -> None:
+        """`ids` makes the ids of holds, rows and attempts: never the same twice in this node's life, none negative.
+        Several schedulers of one node share one, as an attempt is known by its id alone. None: a count of its own.
+        `recorder` hears of every state change of a request."""
         self.pool = pool
         self.limits = limits
+        self._recorder = recorder
+        self._new_id = ids or itertools.count().__next__
         # A row is at least a token: a smaller token budget than row budget would leave rows out of every step.
         self._max_rows = min(limits.max_batch_size, limits.max_batch_tokens)
         self._records: dict[str, Record] = {}
@@ -63,7 +78,6 @@ class Scheduler:
         self._gone: list[int] = []  # row ids that the ranks may forget
         self._num_running = 0
         self._next_seq = 0
-        self._next_hold = 0
         self._next_step = 0
         self.preemptions = 0  # monotonic
 
@@ -93,7 +107,7 @@ class Scheduler:
             raise Misuse(f"request id {spec.request_id} is in use")
         if not spec.prompt:
             raise Misuse(f"request {spec.request_id} has no token")
-        record = Record.of(spec, self._next_seq, now)
+        record = Record.of(spec, self._next_seq, now, self._recorder)
         self._next_seq += 1
         self._records[record.request_id] = record
         try:
@@ -136,7 +150,7 @@ class Scheduler:
         if outcome is KvOutcome.WHOLE:
             self.pool.move(attempt, PageState.RUNNING)
             record.computed = len(record.tokens) - 1
-            record.move(RequestState.READY, now)
+            record.move(RequestState.READY, now, "whole")
             self._activate(record)
             return []
         record.hold = NO_HOLD
@@ -149,7 +163,7 @@ class Scheduler:
             error = error or EngineError("the remote KV failed without a reason")
             return self._end(record, FinishReason.ERROR, error, now)
         record.kv_source = retry
-        record.move(RequestState.WAITING, now)
+        record.move(RequestState.WAITING, now, f"attempt {attempt} failed, next: {retry.value}")
         self._waiting.add(record)
         return []
 
@@ -163,7 +177,7 @@ class Scheduler:
             effects = self._end(record, FinishReason.ABORT, None, now)
         if record.state is RequestState.SENDING:
             self._release(record)
-            record.move(RequestState.FINISHED, now)
+            record.move(RequestState.FINISHED, now, "its writes are settled")
             del self._records[request_id]
         return effects
 
@@ -201,6 +215,10 @@ class Scheduler:
 
     def complete(self, plan: StepPlan, result: StepResult, now: float) -> list[Effect]:
         """Takes in what the ranks did.
+
+        The KV of every token of a row counts as there. With speculation that will not hold: the last tokens of a row
+        are drafts then, and only those that the ranks accepted (one less than they sampled) have KV that stays. A row
+        will have to say how many are drafts, and `computed` to stop at the last one that was accepted.
 
         Raises:
             EngineError: the ranks sampled nothing for a row that was to be sampled.
@@ -252,7 +270,7 @@ class Scheduler:
             victim = self._latest_after(record)
             if victim is None:
                 if record.state is RequestState.RUNNING:
-                    record.move(RequestState.READY, now)
+                    record.move(RequestState.READY, now, "no page to grow into")
                     self._num_running -= 1
                 return
             rows.pop(victim.hold, None)
@@ -275,7 +293,7 @@ class Scheduler:
         self._deactivate(record)
         self._release(record)
         record.computed = 0
-        record.move(RequestState.WAITING, now)
+        record.move(RequestState.WAITING, now, "preempted")
         self._waiting.add(record)
         self.preemptions += 1
 
@@ -292,12 +310,12 @@ class Scheduler:
         num_pages = self._num_pages(num_tokens)
         if num_pages + self._headroom() > self.pool.num_free:
             return Verdict.NO_PAGES
-        hold, self._next_hold = self._next_hold, self._next_hold + 1
+        hold = self._new_id()
         pages = self.pool.reserve(hold, num_pages, PageState.RESERVED if remote else PageState.RUNNING)
         assert pages is not None
         record.admit(hold, now)
         if remote:
-            record.move(RequestState.WAITING_FOR_REMOTE_KV, now)
+            record.move(RequestState.WAITING_FOR_REMOTE_KV, now, f"attempt {hold}")
             self._fetching[hold] = record
             effects.append(KvReserved(record.request_id, hold, tuple(record.tokens[:-1]), pages))
         else:
@@ -340,6 +358,7 @@ class Scheduler:
     def _end(self, record: Record, reason: FinishReason, error: Exception | None, now: float) -> list[Effect]:
         """Says that the request is over, and frees its pages or leaves them to whoever must settle them."""
         effects: list[Effect] = [record.finished(reason, error)]
+        why = str(error) if error else reason.value
         if record.state is RequestState.WAITING_FOR_REMOTE_KV:
             if self._fetching.pop(record.hold, None) is not None:
                 self._orphans[record.hold] = Orphan(record.request_id, now)
@@ -352,12 +371,12 @@ class Scheduler:
             effects.append(SinkClose(record.request_id, record.sink, completed=reason is FinishReason.STOP))
             if record.hold != NO_HOLD:
                 self.pool.move(record.hold, PageState.SENDING)
-                record.move(RequestState.SENDING, now)
+                record.move(RequestState.SENDING, now, why)
                 self._forget_row(record)
                 return effects
         elif record.hold != NO_HOLD and record.hold not in self._orphans:
             self._release(record)
-        record.move(RequestState.FINISHED, now)
+        record.move(RequestState.FINISHED, now, why)
         del self._records[record.request_id]
         return effects
 

@@ -75,7 +75,7 @@ def take_snapshot(
         queued += _prefill_left(record)
         rows.append(RequestRow(
             record.request_id, "generate" if record.sink is None else "prefill", record.state.value, record.arrived,
-            record.state_since, record.prompt_len, record.output_len, record.computed,
+            record.life.since, record.prompt_len, record.output_len, record.computed,
             pool.num_held(record.hold) if record.hold in pool else 0,
         ))
     for attempt, orphan in scheduler.orphans.items():

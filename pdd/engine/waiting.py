@@ -4,7 +4,9 @@ Order is arrival; a request that starts over (preempted, or its remote KV failed
 front. A request that finds too few free pages may be passed by later ones that fit, for BYPASS_S: small requests are
 not held up by one that waits for many pages, and after that time nobody passes, so pages add up until it fits.
 
-A request that was never admitted is dropped at its deadline; one that has started is not, however long it waits.
+A request that was never admitted is dropped at its deadline; one that has started is not, however long it waits. A
+prefill-only request has no deadline here: its decoder has one, which knows that a queue that moves is progress, and
+takes the request back (an abort) when nothing does.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class WaitingQueue:
     def add(self, record: Record) -> None:
         """Puts a request at its place, which is the end unless it starts over."""
         bisect.insort(self._records, record, key=_seq)
-        if not record.admissions:
+        if not record.admissions and record.sink is None:
             self._deadlines.append(record)
 
     def discard(self, record: Record) -> None:

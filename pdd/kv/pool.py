@@ -8,7 +8,9 @@ page has no other way back, "a page is free only if no write that names it can s
 Free pages are kept as maximal runs, and the smallest run that is large enough is taken first: prompts get neighbouring
 pages, which go as one write, and single pages (a decode that grows) fill the small gaps.
 
-It does not evict, share or cache pages: `CACHED` is counted for the prefix cache to come, and stays 0 until then.
+It does not evict, share or cache pages: `CACHED` is counted for the prefix cache to come, and stays 0 until then. With
+it, a page of a whole prefix gets a count of the holds that it is in; `reserve` takes such pages to begin with, and
+`release` drops the count, at 0 to CACHED and not to FREE. States stay those of holds: a shared page is never written.
 Owner: the engine thread.
 """
 

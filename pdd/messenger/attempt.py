@@ -20,8 +20,8 @@ import enum
 from pdd.engine.request import KvReserved
 from pdd.messenger import wire
 from pdd.messenger.link import PeerLink
-from pdd.messenger.states import State
 from pdd.messenger.status import AttemptStatus
+from pdd.states import State
 
 
 class AttemptState(enum.Enum):

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pdd.errors import NoPrefiller
 from pdd.messenger.link import PeerLink
 from pdd.messenger.peers import PeerTable
-from pdd.messenger.ports import Clock
 from pdd.messenger.retries import Tries
+from pdd.states import Clock
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ from pdd.messenger.progress import LinkView
 from pdd.messenger.quiet import QuietLog
 from pdd.messenger.retries import Retries
 from pdd.messenger.settings import DecoderSettings
-from pdd.messenger.states import State
 from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus, added
+from pdd.states import State
 
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 10
@@ -253,7 +253,7 @@ class Decoder:
         if ended.reason == "draining":
             link.peer_draining = True
         if attempt.failure is None:
-            attempt.failure = PrefillRefused(f"{link.name}: {ended.message}")
+            attempt.failure = PrefillRefused(f"{link.name}: {wire.one_line(ended.message)}")
             attempt.retryable = ended.retryable
         if ended.unknown_units:
             self._fence(attempt, f"{link.name} does not know the fate of {ended.unknown_units} units")

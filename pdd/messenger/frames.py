@@ -13,6 +13,7 @@ import struct
 
 import msgspec
 
+from pdd.address import Address
 from pdd.errors import PeerLost, PeerProtocol
 from pdd.messenger import wire
 
@@ -39,6 +40,10 @@ class FrameBuffer:
             return None
         (length,) = _HEADER.unpack_from(self._data)
         if not 0 < length <= self.limit:
+            start = bytes(self._data[: _HEADER.size])
+            if start.isascii() and start.decode().isprintable():  # "HTTP", "GET ": the port of some other service
+                raise PeerProtocol(f"the other end speaks no peer protocol, its first bytes are {start.decode()!r}: "
+                                   "is this the port of peers.listen, not of the API?")
             raise PeerProtocol(f"a frame of {length} bytes was announced; at most {self.limit} are allowed here")
         end = _HEADER.size + length
         if len(self._data) < end:
@@ -62,7 +67,7 @@ class FrameStream:
     def peer_name(self) -> str:
         """The other end's address, for logs."""
         name = self._writer.get_extra_info("peername")
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) and len(name) >= 2 else str(name)
+        return str(Address(name[0], name[1])) if isinstance(name, tuple) and len(name) >= 2 else str(name)
 
     def allow_large_frames(self) -> None:
         self._buffer.limit = wire.MAX_FRAME_BYTES
@@ -102,14 +107,21 @@ class FrameStream:
             raise PeerLost(f"the peer does not read: {unsent} bytes wait to be sent")
         self._writer.write(_HEADER.pack(len(payload)) + payload)
 
-    async def close(self, linger_seconds: float) -> None:
-        """Sends what is queued for at most `linger_seconds`, then drops the rest."""
+    def close(self, linger_seconds: float) -> None:
+        """Closes once what is queued is sent; what is not within `linger_seconds` is dropped. Returns at once."""
+        transport = self._writer.transport
+        if transport.is_closing():
+            return
         self._writer.close()
+        if transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(linger_seconds, transport.abort)
+
+    async def wait_closed(self) -> None:
+        """Returns once the connection is gone; `close` or `abort` came before."""
         try:
-            async with asyncio.timeout(linger_seconds):
-                await self._writer.wait_closed()
-        except (TimeoutError, OSError):
-            self._writer.transport.abort()
+            await self._writer.wait_closed()
+        except OSError:
+            return  # it broke before it was closed, which is as good
 
     def abort(self) -> None:
         """Drops the connection at once; queued bytes are lost."""

@@ -9,8 +9,8 @@ from pdd.messenger import wire
 from pdd.messenger.events import TransferEnd
 from pdd.messenger.link import PeerLink
 from pdd.messenger.sink import PushSink
-from pdd.messenger.states import State
 from pdd.messenger.status import JobStatus
+from pdd.states import State
 
 
 class JobState(enum.Enum):

@@ -1,7 +1,8 @@
 """The decoders that call a prefiller: accepts their connections on a socket that was bound before.
 
 A decoder that calls a second time in the same life (it lost the first connection without this side noticing) replaces
-its old link. Strangers cost a bounded number of half-open handshakes and a rate-limited log line.
+its old link. Strangers cost a bounded number of half-open handshakes, of which the oldest gives way to a newcomer, and a
+rate-limited log line.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ class PeerListener:
         self._links: dict[PeerLink, asyncio.Task[None]] = {}
         self._fencing: set[PeerLink] = set()
         self._quiet = QuietLog(_log, context.clock)
+        self._closing = False
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, sock=self._sock)
 
     async def close(self, fence_seconds: float = 5.0) -> None:
         """Accepts no more, says goodbye to every decoder and waits for the fences, at most `fence_seconds`."""
+        self._closing = True
         if self._server is not None:
             self._server.close()
         tasks = list(self._links.values())
@@ -69,18 +72,24 @@ class PeerListener:
     # -- inside ---------------------------------------------------------------------------------------------------
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream = FrameStream(reader, writer)
-        self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
-        if sum(link.state is LinkState.HANDSHAKE for link in self._links) >= _MAX_HANDSHAKES:
-            line = f"{stream.peer_name} is turned away: {_MAX_HANDSHAKES} handshakes are open"
-            self._quiet.log(logging.WARNING, line)
+        if self._closing:  # it was accepted just before
             stream.abort()
             return
+        self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
+        self._make_room()
         set_socket_options(writer)
         link = PeerLink(
             self._context, stream, self._handler, initiator=False, label=stream.peer_name, admit=self._admit
         )  # fmt: skip
         # A task of our own: asyncio reports the cancellation of one that it made itself as an error.
         self._links[link] = asyncio.create_task(self._keep(link), name=f"decoder {link.label}")
+
+    def _make_room(self) -> None:
+        """Ends the oldest handshake when too many are open: a decoder's takes milliseconds, a stranger's may take for
+        ever, and whoever refused the newcomer instead would let silent strangers shut out every decoder."""
+        waiting = [link for link in self._links if link.state is LinkState.HANDSHAKE]  # the oldest first
+        if len(waiting) >= _MAX_HANDSHAKES:
+            waiting[0].drop(PeerLost(f"it makes room: {_MAX_HANDSHAKES} newer handshakes are open"))
 
     async def _keep(self, link: PeerLink) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What the messenger needs from the layers below, as protocols: the fabric, the write planner, the clock, the recorder.
+"""What the messenger needs from the layers below, as protocols: the fabric and the write planner.
 
 The real ones are `pdd.fabric._native.Fabric` and an adapter of `pdd.kv.sharding`; tests and a later simulation bring
 their own. Event tuples and their kinds are those of `_native.pyi`.
@@ -7,12 +7,10 @@ their own. Event tuples and their kinds are those of `_native.pyi`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pdd.messenger import wire
-
-Clock = Callable[[], float]  # monotonic seconds
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,22 +72,3 @@ class Planner(Protocol):
         num_tokens: int,
         skip_tokens: int,
     ) -> Sequence[PushPlan]: ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Change:
-    """One state change of a link, an attempt or a job: what a flight recorder keeps."""
-
-    at: float  # the clock's
-    kind: str  # link, attempt, job
-    ident: str
-    before: str
-    after: str
-    why: str
-
-
-Recorder = Callable[[Change], None]
-
-
-def record_nothing(change: Change) -> None:
-    """The recorder of a node that has none."""

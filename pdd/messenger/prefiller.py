@@ -30,8 +30,8 @@ from pdd.messenger.ports import Planner, PushPlan
 from pdd.messenger.requests import Answered, Checked, Tombstones, check_request
 from pdd.messenger.settings import PrefillLimits
 from pdd.messenger.sink import Post, Pusher, PushSink
-from pdd.messenger.states import State
 from pdd.messenger.status import JobDone, JobStatus, PeerStatus, PrefillerCounters, added
+from pdd.states import State
 
 _log = logging.getLogger(__name__)
 

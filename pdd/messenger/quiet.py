@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from pdd.messenger.ports import Clock
+from pdd.states import Clock
 
 EVERY_SECONDS = 1.0
 SAME_LINE_SECONDS = 60.0

@@ -9,8 +9,15 @@ message for success: the decoder counts units.
 One link owns one fabric endpoint on each side. A link that ends, for whatever reason, closes its endpoint, and a
 closed endpoint is the fence: no write of this peer lands any more.
 
-An attempt is named by its number, which is never used twice in a decoder's life. Its key only tags writes and may be
-reused for a later attempt as soon as nothing that carries it can arrive, while the other side still tidies up.
+An attempt is named by its number, which only grows and is never used twice in a decoder's life. Its key only tags
+writes and may be reused for a later attempt as soon as nothing that carries it can arrive, while the other side still
+tidies up.
+
+What may be added without a new PROTOCOL_VERSION: a field with a default in Hello, Heartbeat or Load, whose absence
+and whose being ignored are both harmless; older nodes skip what they do not know there. Everywhere else an unknown
+field is an error, since a node that skipped one of a request, a cancel or an answer would do something else than it
+was asked, and one that skipped one of Geometry would call two nodes a fit that are none. New message types, new
+meanings and tighter bounds need a new version, always.
 """
 
 from __future__ import annotations
@@ -25,8 +32,10 @@ PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 16 << 20
 MAX_HANDSHAKE_BYTES = 256 << 10  # no stranger makes us hold more
 
-ShortText = Annotated[str, msgspec.Meta(max_length=256)]
-LongText = Annotated[str, msgspec.Meta(max_length=4096)]
+# Names and words of a peer end up in logs and on terminals: no line breaks, no escapes, no change of direction.
+_ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]*\Z"
+ShortText = Annotated[str, msgspec.Meta(max_length=256, pattern=_ONE_LINE)]
+LongText = Annotated[str, msgspec.Meta(max_length=4096)]  # through one_line() before anybody sees it
 Key = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Size = Annotated[int, msgspec.Meta(ge=1)]
@@ -60,7 +69,9 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: Size
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Who a node is. Unknown fields are ignored."""
+
     name: ShortText
     role: ShortText
     epoch: int  # random u64 of this life of the node
@@ -104,14 +115,18 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", forbid_unknown_fields=Tr
     attempt: Count
 
 
-class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Load(msgspec.Struct, frozen=True):
+    """How busy a prefiller is. Unknown fields are ignored."""
+
     queued_tokens: Count = 0
     running: Count = 0
     free_pages: Count = 0
     steps: Count = 0  # forward steps in this life: a queue behind an engine that steps is not stuck
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", forbid_unknown_fields=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """A sign of life. Unknown fields are ignored."""
+
     seq: Count
     load: Load
     draining: bool = False
@@ -130,6 +145,11 @@ Message = Greeting | Proof | Hello | PrefillRequest | PrefillEnded | Cancel | He
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def one_line(text: str) -> str:
+    """What a peer wrote, fit for a log line and a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def pack_u32(numbers: Sequence[int]) -> bytes:

@@ -31,9 +31,10 @@ from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
 from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import ShardPlanner, compare, shard_spec
-from pdd.messenger.ports import EventKinds, record_nothing
+from pdd.messenger.ports import EventKinds
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.settings import DecoderSettings, LinkSettings, PrefillLimits
+from pdd.states import record_nothing
 from tests.messenger.fake_engines import FakeDecodeEngine, Reservation
 
 KINDS = EventKinds(

@@ -141,6 +141,7 @@ def test_a_ranks_life(model: Path) -> None:
     ({"max_context": 10**6}, "E780", "max_context 1000000 is more than the 4096"),
     ({"world": 2}, "E780", "2 ranks is not supported yet"),
     ({"num_pages": 0, "memory_fraction": 1e-12}, "E780", "does not hold one page"),
+    ({"num_pages": 2_000_000_000}, "E780", "this machine has"),
 ])
 def test_a_failed_start_says_why(model: Path, changes: dict[str, object], error_id: str, message: str) -> None:
     with rank() as (channel, process):
@@ -152,6 +153,15 @@ def test_a_failed_start_says_why(model: Path, changes: dict[str, object], error_
         assert message in failed.message
         assert str(failed.to_error()) == failed.message
         assert process.wait(10) == EXIT_CONFIG
+
+
+def test_a_rank_whose_daemon_died_at_once_loads_nothing(model: Path) -> None:
+    """Killed before the rank could bind its life to the daemon's, which had sent its request already."""
+    code = "import sys; sys.modules['torch'] = None; from pdd.engine.worker import main; sys.exit(main())"
+    with rank(code) as (channel, process):
+        channel.send(init_for(model))
+        channel.close()
+        assert process.wait(10) == 0
 
 
 def test_a_missing_native_core_is_told(model: Path) -> None:

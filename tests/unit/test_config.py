@@ -207,6 +207,9 @@ def test_service_links_of_kubernetes_and_test_variables_are_passed_over() -> Non
         (("peers.listen=0.0.0.0:7700",), "0.0.0.0:7700 is not loopback: peers must prove a shared token"),
         (("node.role=decode", "peers.static=127.0.0.1:1,10.0.0.1:7700"), "10.0.0.1:7700 is not loopback"),
         (("node.role=decode", "peers.static=node-3:7700"), "node-3:7700 is not loopback"),
+        (("peers.static=127.0.0.1:0",), "is not a port"),
+        (("peers.listen=127.0.0.1:0",), "127.0.0.1:0 has no port"),
+        (("api.listen=127.0.0.1:0",), "127.0.0.1:0 has no port"),
         (("api.listen=[::]:8000",), "[::]:8000 is not loopback: clients must have a key"),
         (("peers.dead_after=1s",), "peers.dead_after: must be longer than peers.suspect_after"),
         (("peers.static=127.0.0.1:1",), "peers.static: role both prefills by itself and asks no prefiller; remove it, or"),
@@ -265,7 +268,7 @@ def test_rules_are_checked_beside_other_mistakes_but_not_on_wrong_keys() -> None
 def test_demo_needs_no_model_and_has_a_role() -> None:
     loaded, origins = load(env={}, demo=True, search=False)
     assert (loaded.node.role, loaded.model.path) == ("both", "")
-    assert load(env={"PDD_NODE__ROLE": "prefill", "PDD_PEERS__LISTEN": "127.0.0.1:0"}, demo=True, search=False)[0].node.role == "prefill"
+    assert load(env={"PDD_NODE__ROLE": "prefill", "PDD_PEERS__LISTEN": "127.0.0.1:7700"}, demo=True, search=False)[0].node.role == "prefill"
     assert origins["node.role"].kind == "default"
 
 

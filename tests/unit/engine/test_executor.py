@@ -18,7 +18,19 @@ import pytest
 from pdd.engine.batch import NewRow, Row, StepPlan
 from pdd.engine.executor import RankExecutor
 from pdd.engine.rank_protocol import RankInit, RankProgress
-from pdd.errors import EngineError, ModelError, RankDied
+from pdd.errors import (
+    EXIT_CONFIG,
+    EXIT_DEVICE_MISSING,
+    EXIT_ENGINE_DIED,
+    EXIT_LIMITS,
+    ConfigError,
+    EngineError,
+    FabricFailure,
+    LimitError,
+    ModelError,
+    PddError,
+    RankDied,
+)
 
 FAKE_RANK = Path(__file__).parents[2] / "fake_rank.py"
 PATIENCE_S = 20.0
@@ -105,10 +117,19 @@ def test_a_rank_that_ignores_shutdown_is_killed(make: Make, monkeypatch: pytest.
     assert executor._ranks[0].process.returncode == -signal.SIGKILL
 
 
-def test_a_start_that_fails_says_what_the_rank_said(make: Make) -> None:
-    with pytest.raises(ModelError, match="not a checkpoint") as caught:
-        make("fail in start").start()
-    assert caught.value.hint == "look again"
+@pytest.mark.parametrize(
+    ("error_id", "kind", "exit_code"),
+    [("E780", ConfigError, EXIT_CONFIG), ("E781", ModelError, EXIT_CONFIG), ("E770", LimitError, EXIT_LIMITS),
+     ("E520", FabricFailure, EXIT_DEVICE_MISSING), ("E750", EngineError, EXIT_ENGINE_DIED),
+     ("E-of-a-later-release", EngineError, EXIT_ENGINE_DIED)],
+)
+def test_a_start_that_fails_says_what_the_rank_said(
+    make: Make, error_id: str, kind: type[PddError], exit_code: int
+) -> None:
+    with pytest.raises(PddError, match="not a checkpoint") as caught:
+        make(f"fail in start {error_id}").start()
+    assert type(caught.value) is kind
+    assert (caught.value.exit_code, caught.value.hint) == (exit_code, "look again")
 
 
 def test_a_rank_that_dies_in_its_start_is_explained(make: Make, caplog: pytest.LogCaptureFixture) -> None:

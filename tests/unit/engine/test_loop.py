@@ -23,6 +23,7 @@ from pdd.engine.request import (
 from pdd.engine.scheduler import Scheduler
 from pdd.errors import Draining, EngineError, RankDied, RequestTimeout
 from pdd.kv.pool import PagePool
+from pdd.states import Change
 from tests.engine_fakes import FakeExecutor, RecordingSink, entries, generate, oracle, prefill
 
 PAGE = 4
@@ -53,8 +54,10 @@ class Rig:
         self.changed = threading.Condition()
         self.failures: list[Exception] = []
         self.clock_reads = 0
+        self.changes: list[Change] = []
         self.loop = EngineLoop(
-            self.scheduler, self.executor, emit=self._emit, on_failure=self.failures.append, clock=self._clock
+            self.scheduler, self.executor, emit=self._emit, on_failure=self.failures.append, clock=self._clock,
+            recorder=self.changes.append,
         )
         self.loop.start()
 
@@ -160,7 +163,84 @@ def test_an_abort_during_a_step_takes_effect_after_it(rig: Rig) -> None:
     rig.wait_finished("a")
     assert rig.finished("a") == Finished("a", FinishReason.ABORT, None, 4, 0, 1)
     rig.wait_snapshot(lambda: rig.loop.snapshot.idle)
+    rig.wait_snapshot(lambda: rig.loop.busy_since is None)
+
+
+@pytest.mark.parametrize("where", ["open", "arm", "close", "emit", "schedule", "step", "inbox"])
+def test_a_turn_that_hangs_anywhere_is_seen(rig: Rig, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is over when it goes on: between turns that sleep there is nothing to see."""
+    rig.wait_snapshot(lambda: rig.loop.busy_since is None)
+    before = time.monotonic()
+    entered, gate = threading.Event(), threading.Event()
+
+    def hanging(call: Callable[..., object]) -> Callable[..., object]:
+        def hang(*args: object, **named: object) -> object:
+            entered.set()
+            assert gate.wait(PATIENCE_S)
+            return call(*args, **named)
+
+        return hang
+
+    sink = RecordingSink()
+    owner: object
+    owner, name = {
+        "emit": (rig.loop, "_emit"), "schedule": (rig.scheduler, "schedule"), "step": (rig.executor, "execute"),
+        "inbox": (rig.scheduler, "submit"),
+    }.get(where, (sink, where))
+    monkeypatch.setattr(owner, name, hanging(getattr(owner, name)))
+    rig.loop.submit_prefill(prefill("p", 9, sink))
+    assert entered.wait(PATIENCE_S)
+    busy_since = rig.loop.busy_since
+    assert busy_since is not None
+    assert busy_since >= before
+    gate.set()
+    rig.wait_finished("p")
+    rig.loop.prefill_settled("p")
+    rig.wait_snapshot(lambda: rig.loop.snapshot.idle and rig.loop.busy_since is None)
+
+
+def test_a_busy_engine_is_not_a_stuck_one(rig: Rig) -> None:
+    """Each turn has a beginning of its own, however long the thread has not slept."""
+    begins = []
+    execute = rig.executor.execute
+    rig.executor.execute = lambda plan: (begins.append(rig.loop.busy_since), execute(plan))[1]  # type: ignore[method-assign]
+    rig.loop.submit(generate("a", 4, 20))
+    rig.wait_finished("a")
+    assert len(set(begins)) == 20
+    assert begins == sorted(begins)
+
+
+def test_an_end_that_hangs_is_seen(rig: Rig) -> None:
+    entered, gate = threading.Event(), threading.Event()
+    sink = RecordingSink()
+
+    def close(*, completed: bool) -> None:
+        entered.set()
+        assert gate.wait(PATIENCE_S)
+
+    rig.loop.submit(generate("fetch", 16 * PAGE, 1, remote=True))
+    sink.close = close  # type: ignore[method-assign]
+    rig.loop.submit_prefill(prefill("p", 9, sink))
+    rig.wait_snapshot(lambda: rig.loop.snapshot.states["waiting"] == 1)
+    rig.loop.stop()
+    assert entered.wait(PATIENCE_S)
+    assert rig.loop.busy_since is not None
+    gate.set()
+    assert rig.loop.join(PATIENCE_S)
     assert rig.loop.busy_since is None
+
+
+@pytest.mark.parametrize("error", [None, RankDied("rank 0 was killed by SIGKILL")])
+def test_the_recorder_hears_of_the_threads_life(rig: Rig, error: Exception | None) -> None:
+    if error is None:
+        rig.loop.stop()
+        rig.loop.stop()
+    else:
+        rig.loop.fail(error)
+    assert rig.loop.join(PATIENCE_S)
+    heard = [(change.kind, change.after, change.why) for change in rig.changes]
+    end = [("engine", "stopping", ""), ("engine", "stopped", "")] if error is None else [("engine", "failed", str(error))]
+    assert heard == [("engine", "new", ""), ("engine", "running", ""), *end]
 
 
 def test_an_abandoned_attempt_is_shown_until_it_is_settled(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -25,6 +26,7 @@ from pdd.engine.request import (
 from pdd.engine.scheduler import Scheduler
 from pdd.errors import Overloaded, PromptTooLong, RequestTimeout
 from pdd.kv.pool import PagePool
+from pdd.states import Change, Recorder, record_nothing
 from tests.engine_fakes import FakeExecutor, RecordingSink, entries, generate, oracle, prefill
 
 PAGE = 4
@@ -33,10 +35,15 @@ PAGE = 4
 class Node:
     """A scheduler with ranks, driven by hand."""
 
-    def __init__(self, num_pages: int = 16, **limits: object) -> None:
+    def __init__(
+        self, num_pages: int = 16, *, recorder: Recorder = record_nothing, ids: Callable[[], int] | None = None,
+        **limits: object,
+    ) -> None:
         self.pool = PagePool(num_pages)
         defaults = {"page_size": PAGE, "max_context": 1000}
-        self.scheduler = Scheduler(self.pool, SchedulerLimits(**(defaults | limits)))  # type: ignore[arg-type]
+        self.scheduler = Scheduler(
+            self.pool, SchedulerLimits(**(defaults | limits)), recorder=recorder, ids=ids  # type: ignore[arg-type]
+        )
         self.executor = FakeExecutor(num_pages, PAGE)
         self.now = 0.0
         self.events: list[Effect] = []
@@ -407,14 +414,39 @@ def test_a_request_that_is_not_admitted_in_time_expires() -> None:
     node.submit(generate("hold", 9, 8))
     node.step()
     node.now = 1.0
-    sink = RecordingSink()
-    node.submit(generate("late", 9, 2), prefill("push", 9, sink))
+    node.submit(generate("late", 9, 2))
     assert node.step().wake_at == 6.0
     node.now = 6.0
-    assert node.step().expired == ("late", "push")
-    for request_id in ("late", "push"):
-        assert isinstance(node.finished(request_id).error, RequestTimeout)  # type: ignore[union-attr]
-    assert [e.completed for e in node.events if isinstance(e, SinkClose)] == [False]
+    assert node.step().expired == ("late",)
+    assert isinstance(node.finished("late").error, RequestTimeout)  # type: ignore[union-attr]
+
+
+def test_a_queue_of_prefills_longer_than_the_timeout_is_done_to_its_end() -> None:
+    """A step a second, a timeout of three: the decoders of those at the back see the queue move, and wait."""
+    node = Node(num_pages=4, queue_timeout=3.0, max_batch_tokens=8)
+    names = [f"p{i}" for i in range(10)]
+    node.submit(*(prefill(name, 13, salt=i) for i, name in enumerate(names)))
+    node.submit(generate("late", 13, 2))
+    for _ in range(100):
+        decision = node.step()
+        assert decision.expired in ((), ("late",))
+        for name, record in list(node.scheduler.records.items()):
+            if record.state is RequestState.SENDING:
+                node.scheduler.prefill_settled(name, node.now)
+        node.now += 1.0
+    assert {name: node.finished(name).reason for name in names} == dict.fromkeys(names, FinishReason.STOP)  # type: ignore[union-attr]
+    assert isinstance(node.finished("late").error, RequestTimeout)  # type: ignore[union-attr]
+    assert [e.completed for e in node.events if isinstance(e, SinkClose)] == [True] * 10
+
+
+def test_a_prefill_alone_sets_no_alarm() -> None:
+    node = Node(num_pages=4, queue_timeout=3.0)
+    node.submit(prefill("p", 13), prefill("q", 13))
+    node.run()
+    assert node.state("q") is RequestState.WAITING
+    assert node.step().wake_at is None
+    node.abort("q")  # its decoder has had enough
+    assert node.finished("q").reason is FinishReason.ABORT  # type: ignore[union-attr]
 
 
 def test_a_request_that_started_never_expires() -> None:
@@ -483,6 +515,54 @@ def test_as_many_as_a_batch_are_fetched_ahead() -> None:
     assert [e.request_id for e in node.events if isinstance(e, KvReserved)] == ["r0", "r1", "r2"]
 
 
+def test_schedulers_of_one_node_never_share_an_attempt() -> None:
+    ids = itertools.count(7).__next__
+    nodes = [Node(ids=ids), Node(ids=ids)]
+    for _ in range(2):
+        for number, node in enumerate(nodes):
+            request_id = f"r{number}-{len(node.events)}"
+            node.submit(generate(request_id, 5, 2, remote=True))
+            node.step()
+    attempts = [e.attempt for node in nodes for e in node.events if isinstance(e, KvReserved)]
+    assert sorted(attempts) == [7, 8, 9, 10]
+    for node in nodes:  # and the ranks do not mind the gaps
+        for event in [e for e in node.events if isinstance(e, KvReserved)]:
+            node.fetch(event.request_id)
+        node.run()
+        assert len(node.outputs) == 2
+
+
+def test_the_recorder_hears_every_change_of_a_request_with_its_time_and_reason() -> None:
+    changes: list[Change] = []
+    node = Node(recorder=changes.append)
+    node.submit(generate("a", 5, 1, remote=True))
+    node.step()
+    node.now = 1.0
+    node.settle(node.reserved("a").attempt, KvOutcome.RELEASED, KvSource.REMOTE)
+    node.step()
+    node.now = 2.0
+    node.fetch("a")
+    node.step()
+    sink = RecordingSink()
+    node.submit(prefill("p", 5, sink))
+    node.step()
+    node.scheduler.prefill_settled("p", 3.0)
+    seen = [(c.at, c.kind, c.ident, c.before, c.after, c.why) for c in changes]
+    assert seen == [
+        (0.0, "request", "a", "", "waiting", ""),
+        (0.0, "request", "a", "waiting", "wait_kv", "attempt 0"),
+        (1.0, "request", "a", "wait_kv", "waiting", "attempt 0 failed, next: remote"),
+        (1.0, "request", "a", "waiting", "wait_kv", "attempt 1"),
+        (2.0, "request", "a", "wait_kv", "ready", "whole"),
+        (2.0, "request", "a", "ready", "running", ""),
+        (2.0, "request", "a", "running", "finished", "length"),
+        (2.0, "request", "p", "", "waiting", ""),
+        (2.0, "request", "p", "waiting", "running", ""),
+        (2.0, "request", "p", "running", "sending", "stop"),
+        (3.0, "request", "p", "sending", "finished", "its writes are settled"),
+    ]
+
+
 def test_misuse_changes_nothing() -> None:
     node = Node()
     node.submit(generate("a", 4))
@@ -512,5 +592,5 @@ def test_a_request_moves_only_along_the_table() -> None:
     node.submit(generate("a", 4))
     record = node.scheduler.records["a"]
     assert set(TRANSITIONS) == set(RequestState)
-    with pytest.raises(RuntimeError, match="from waiting to sending"):
+    with pytest.raises(AssertionError, match="waiting -> sending"):
         record.move(RequestState.SENDING, 0.0)
