@@ -6,7 +6,7 @@ once. The `description` of each field is the text of etc/pdd.toml and of `pdd co
 checked against the keys.
 
 Not here: reading of sources (config_sources.py), rules between settings and the loading itself (config_load.py),
-secrets. A secret is never a setting: a setting names the file that holds it (credentials.py).
+secrets. A secret is never a setting: a setting names the file that holds it, and `config_load.read_credential` reads it.
 """
 
 from __future__ import annotations
@@ -127,9 +127,17 @@ class Scheduler(Section):
 
     max_queue: int = Field(default=1024, ge=1, description="Requests that may wait; one more is answered 429.")
     queue_timeout: Duration = Field(
-        default=30.0, gt=0, description="Longest wait without progress before a request is answered 504."
+        default=30.0,
+        gt=0,
+        description="Longest wait of a client's request for its first pages and place in the batch; then it is "
+        "answered 504. Prefills for decoders wait as long as the decoder does.",
     )
-    request_timeout: Duration = Field(default=600.0, gt=0, description="Longest life of a request.")
+    request_timeout: Duration = Field(
+        default=600.0,
+        gt=0,
+        description="Longest time without progress: from a request to its first token, or between two tokens; then "
+        "it is answered 504. It does not bound the life of a request.",
+    )
     local_prefill_tokens: int = Field(
         default=0, ge=0, description="A decoder prefills prompts up to this many tokens itself. 0: never."
     )
@@ -143,7 +151,10 @@ class Kv(Section):
     """The pages of the KV cache."""
 
     page_size: int = Field(
-        default=16, ge=1, le=1024, description="Token slots of a page. Equal on all nodes that work together."
+        default=16,
+        ge=1,
+        le=1024,
+        description="Token slots of a page. Of two nodes that work together, one's must be a multiple of the other's.",
     )
     num_pages: int = Field(default=0, ge=0, description="Pages of the pool. 0: as many as memory_fraction allows.")
     memory_fraction: float = Field(
@@ -157,13 +168,13 @@ class Fabric(Section):
     provider: str = Field(
         default="auto",
         pattern=r"^[a-z0-9_]+(;[a-z0-9_]+)?$",
-        description="libfabric provider: auto, efa, verbs, tcp, net, tcp;ofi_rxm or shm. auto: the best one present.",
+        description="libfabric provider: auto, efa, verbs or tcp. auto: the best one present.",
     )
     library: str = Field(default="", description="Path of libfabric.so.1. Empty: the newest one found.")
     bind: Strings = Field(default=(), description="Local address or domain name per NIC. Empty: chosen.")
     require: str = Field(default="", description="Provider that must be in use, else the start fails. Empty: any.")
-    window_ops: int = Field(default=64, ge=1, le=65536, description="Writes in flight per NIC.")
-    window_bytes: Size = Field(default=8 << 20, ge=4096, description="Bytes in flight per NIC.")
+    window_ops: int = Field(default=64, ge=1, le=65536, description="Writes in flight per peer and NIC.")
+    window_bytes: Size = Field(default=8 << 20, ge=4096, description="Bytes in flight per peer and NIC.")
     idle: Literal["auto", "spin", "block"] = Field(
         default="auto", description="How a worker waits: auto spins shortly, then blocks."
     )
@@ -173,9 +184,14 @@ class Peers(Section):
     """Links between nodes."""
 
     listen: OptionalListenAddress = Field(
-        default="", description="Address that decoders connect to. Required for role prefill."
+        default="",
+        description="Address that decoders connect to. Required for role prefill, possible for both, nothing for decode.",
     )
-    static: PeerAddresses = Field(default=(), description="Prefillers that this decoder uses: a list of HOST:PORT.")
+    static: PeerAddresses = Field(
+        default=(),
+        description="Prefillers that this decoder uses: a list of HOST:PORT. For role decode alone, which needs one "
+        "unless scheduler.local_prefill_fallback is true.",
+    )
     heartbeat: Duration = Field(default=0.5, gt=0, description="Time between two heartbeats on a link.")
     suspect_after: Duration = Field(default=1.5, gt=0, description="Silence after which a peer gets no new work.")
     dead_after: Duration = Field(
@@ -230,7 +246,7 @@ class Log(Section):
 
 
 class Drain(Section):
-    """What SIGTERM and `pdd drain` do."""
+    """SIGTERM drains, then ends the daemon; `pdd drain` drains and leaves it running."""
 
     timeout: Duration = Field(
         default=120.0, ge=0, description="Longest wait for running requests and pushes; then they are failed."
@@ -248,7 +264,9 @@ class Top(Section):
 class Debug(Section):
     """Off in production."""
 
-    show_prompts: bool = Field(default=False, description="Whether `pdd requests show` may print prompt tokens.")
+    show_prompts: bool = Field(
+        default=False, description="Whether `pdd requests show` prints the token ids of the prompt; they are kept for that."
+    )
 
 
 class Config(Section):

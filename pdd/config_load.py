@@ -11,7 +11,7 @@ import difflib
 import itertools
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -241,6 +241,7 @@ def _cross_checks(config: Config, origins: Mapping[str, Origin], demo: bool) -> 
         report("model.path", "required; the folder of the model (or start with --demo)")
     if config.node.role == "prefill" and not config.peers.listen:
         report("peers.listen", "required for role prefill; decoders connect to it", "node.role")
+    _check_role(config, report)
     if not config.peers.token_credential:
         for key, addresses in (("peers.listen", (config.peers.listen,)), ("peers.static", config.peers.static)):
             for address in addresses:
@@ -269,6 +270,25 @@ def _cross_checks(config: Config, origins: Mapping[str, Origin], demo: bool) -> 
         if getattr(config.peers, less) >= getattr(config.peers, more):
             report(f"peers.{more}", f"must be longer than peers.{less}", f"peers.{less}")
     return found
+
+
+def _check_role(config: Config, report: Callable[..., None]) -> None:
+    """What a role would pass over, or could not work without."""
+    role, peers = config.node.role, config.peers
+    if role == "decode" and peers.listen:
+        report("peers.listen", "role decode takes no work of decoders; remove it, or use role prefill or both", "node.role")
+    if role != "decode" and peers.static:
+        what = "prefills by itself and asks no prefiller" if role == "both" else "is asked, and connects to nobody"
+        where = "use role decode" if role == "both" else "set it on the decoders"
+        report("peers.static", f"role {role} {what}; remove it, or {where}", "node.role")
+    if role == "decode" and not peers.static and not config.scheduler.local_prefill_fallback:
+        report(
+            "peers.static",
+            "role decode needs a prefiller: set peers.static (--peer HOST:PORT), or "
+            "scheduler.local_prefill_fallback = true to prefill here, or use role both",
+            "node.role",
+            "scheduler.local_prefill_fallback",
+        )
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------

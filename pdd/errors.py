@@ -13,7 +13,6 @@ EXIT_NO_DAEMON = 3
 EXIT_NOT_PERMITTED = 4
 EXIT_REFUSED = 5
 EXIT_TIMEOUT = 6
-EXIT_CHECK_FAILED = 7
 EXIT_VERSION = 8
 EXIT_DEVICE_MISSING = 69
 EXIT_IN_USE = 73
@@ -52,12 +51,6 @@ class ModelError(PddError):
     """The checkpoint is unreadable or of a family pdd does not run."""
 
     id, exit_code = "E781", EXIT_CONFIG
-
-
-class TopologyError(PddError):
-    """A GPU, NIC or NUMA node that was asked for is not there."""
-
-    id, exit_code = "E690", EXIT_DEVICE_MISSING
 
 
 class LimitError(PddError):

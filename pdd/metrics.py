@@ -1,9 +1,10 @@
 """Every metric of a node, in a registry of its own, and the text that Prometheus scrapes.
 
 Two kinds. What some part already counts (pages, writes, tokens) is not counted again: that part publishes a
-`Snapshot`, and `SnapshotCollector` turns it into families at scrape time. What only happens here (a latency, a retry)
-is observed into the histograms and counters of `Metrics`. Every label set exists at zero from the start: a panel is
-never empty. No request id, no client text is ever a label. Names and label values are part of pdd's interface.
+`Snapshot`, and `SnapshotCollector` turns it into families at scrape time. What only happens here (a latency, an
+outcome) is observed into the histograms and counters of `Metrics`. Label sets that are known beforehand exist at zero
+from the start: a panel is never empty. No request id, no client text is ever a label, and the number of peers that name
+themselves is bounded by who makes the snapshot. Names and label values are part of pdd's interface.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ PAGE_STATES = ("free", "cached", "reserved", "running", "sending", "quarantined"
 DIRECTIONS = ("out", "in")  # out: this node's writes; in: units that arrived here
 OUTCOMES = ("stop", "length", "abort", "error")
 FAILURE_REASONS = ("refused", "failed", "cancelled", "stalled", "peer_lost", "overrun")
-PROVIDERS = ("efa", "verbs", "tcp", "net", "tcp;ofi_rxm", "shm")
-FALLBACKS = (("remote", "other_prefiller"), ("remote", "local"), ("remote", "error"))
+PROVIDERS = ("efa", "verbs", "tcp")
+FALLBACKS = ("prefiller", "local", "error")  # where a request goes whose remote attempt failed
 
 _LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 # An RDMA write of a layer takes tens of microseconds; a long prompt over tcp takes seconds.
@@ -55,7 +56,7 @@ class LinkTotals:
     """What went over one link (a peer on a NIC), since this life of the node began."""
 
     peer: str
-    nic: str
+    nic: str  # the NICs of this side, joined by "+"
     direction: str  # one of DIRECTIONS
     bytes: int = 0
 
@@ -72,7 +73,6 @@ class Snapshot:
     batch_size: int = 0
     prompt_tokens: int = 0  # totals from here
     generation_tokens: int = 0
-    cached_tokens: int = 0
     preemptions: int = 0
     steps: int = 0
     writes: int = 0
@@ -80,14 +80,20 @@ class Snapshot:
     units: int = 0
     units_received: int = 0
     stale_units: int = 0
-    transfer_failures: int = 0
-    transfers_active: int = 0
-    attempts_open: int = 0  # attempts whose pages wait for writes
-    attempts_expired: int = 0  # of them, ended by a deadline
-    engine_heartbeat_age: float = 0.0  # seconds since the engine thread last said it is alive
-    peers: Mapping[str, bool] = dataclasses.field(default_factory=dict)  # name → up
+    transfers_active: int = 0  # now
+    sets_failed: int = 0  # prefills for decoders that failed
+    failures: Mapping[str, int] = dataclasses.field(default_factory=dict)  # reason → attempts or prefills
+    fallbacks: Mapping[str, int] = dataclasses.field(default_factory=dict)  # one of FALLBACKS → requests
+    attempts: int = 0  # at remote KV
+    attempts_open: int = 0  # now: attempts whose pages wait for writes
+    attempts_expired: int = 0  # ended by a deadline
+    cancels: int = 0
+    fences: int = 0
+    prefills: int = 0  # taken for decoders
+    engine_heartbeat_age: float = 0.0  # seconds that the turn in hand has run; 0 while idle
+    peers: Mapping[str, bool] = dataclasses.field(default_factory=dict)  # address dialled, or name of who called → up
     links: Sequence[LinkTotals] = ()
-    nic_utilization: Mapping[str, float] = dataclasses.field(default_factory=dict)  # NIC → share of its line rate
+    nic_utilization: Mapping[str, float] = dataclasses.field(default_factory=dict)  # NICs → share of their line rate
 
 
 class SnapshotCollector(Collector):
@@ -114,34 +120,51 @@ class SnapshotCollector(Collector):
             ("batch_size", "Requests in the last step.", now.batch_size),
             ("kv_transfers_active", "Transfer sets with writes not yet terminal.", now.transfers_active),
             ("kv_leases", "Attempts whose pages wait for a prefiller's writes.", now.attempts_open),
-            ("engine_heartbeat_age_seconds", "Time since the engine thread was last alive.", now.engine_heartbeat_age),
+            ("engine_heartbeat_age_seconds", "Time that the turn in hand of the engine has run.", now.engine_heartbeat_age),
         ):
             yield GaugeMetricFamily(f"pdd_{name}", text, value)
         for name, text, value in (
-            ("prompt_tokens", "Prompt tokens of finished and running requests.", now.prompt_tokens),
+            ("prompt_tokens", "Prompt tokens computed here.", now.prompt_tokens),
             ("generation_tokens", "Tokens generated.", now.generation_tokens),
-            ("cached_tokens", "Prompt tokens whose KV was reused.", now.cached_tokens),
             ("preemptions", "Requests thrown out of the batch for pages.", now.preemptions),
             ("engine_steps", "Forward steps.", now.steps),
             ("kv_transfer_writes", "Writes posted.", now.writes),
             ("kv_transfer_units", "Units of the writes posted.", now.units),
             ("kv_transfer_units_received", "Units counted by immediates.", now.units_received),
             ("kv_stale_units", "Units that named a key not in use.", now.stale_units),
-            (
-                "kv_transfer_sets_failed",
-                "Transfer sets that ended with a failed or unknown write.",
-                now.transfer_failures,
-            ),
+            ("kv_transfer_sets_failed", "Prefills for decoders that failed; cancels left out.", now.sets_failed),
+            ("kv_attempts", "Tries at the KV of a prompt from a prefiller.", now.attempts),
             ("kv_leases_expired", "Attempts ended by a deadline.", now.attempts_expired),
+            ("kv_cancels", "Attempts cancelled at a prefiller.", now.cancels),
+            ("kv_fences", "Links ended because the fate of a write was unknown.", now.fences),
+            ("kv_prefills", "Prompts taken for decoders.", now.prefills),
         ):
             yield CounterMetricFamily(f"pdd_{name}", text, value)
+        yield _labelled(
+            CounterMetricFamily(
+                "pdd_kv_transfer_failures",
+                "Attempts (on a decoder) and prefills for decoders that did not complete, by why.",
+                labels=["reason"],
+            ),
+            [((reason,), now.failures.get(reason, 0)) for reason in FAILURE_REASONS],
+        )
+        yield _labelled(
+            CounterMetricFamily(
+                "pdd_kv_fallback", "Requests whose remote attempt failed, by where they went.", labels=["from", "to"]
+            ),
+            [(("remote", to), now.fallbacks.get(to, 0)) for to in FALLBACKS],
+        )
         yield _labelled(
             GaugeMetricFamily("pdd_peer_up", "Whether the peer takes work.", labels=["peer"]),
             [((peer,), float(now.peers.get(peer, False))) for peer in dict.fromkeys([*self._peers, *now.peers])],
         )
         yield _labelled(
-            GaugeMetricFamily("pdd_nic_link_utilization_ratio", "Share of the line rate in use.", labels=["nic"]),
-            [((nic,), share) for nic, share in (now.nic_utilization or {"": 0.0}).items()],
+            GaugeMetricFamily(
+                "pdd_nic_link_utilization_ratio",
+                "Share of the line rate in use, of NICs whose rate is known.",
+                labels=["nic"],
+            ),
+            [((nic,), share) for nic, share in now.nic_utilization.items()],
         )
         links = {(link.peer, link.nic, link.direction): link.bytes for link in now.links}
         for direction in DIRECTIONS:  # the sum over all peers is there before any peer is
@@ -173,9 +196,9 @@ class Metrics:
         role: str = "",
         model: str = "",
         version: str = "",
-        provider: str = "",
         peers: Sequence[str] = (),
     ) -> None:
+        """`peers`: the addresses that are dialled."""
         self.registry = CollectorRegistry()
         self._source: Callable[[], Snapshot] = Snapshot
         self.registry.register(SnapshotCollector(lambda: self._source(), peers))
@@ -206,19 +229,17 @@ class Metrics:
             buckets=_TRANSFER_BUCKETS,
             registry=self.registry,
         )
-        for via in dict.fromkeys([*([provider] if provider else []), *PROVIDERS]):
-            for direction in DIRECTIONS:
-                self.kv_transfer.labels(direction, via)
+        for via in PROVIDERS:
+            self.sees_provider(via)
         self.requests = self._counter(
             "requests", "Requests ended, by how.", ["outcome"], [(outcome,) for outcome in OUTCOMES]
         )
-        self.kv_transfer_failures = self._counter(
-            "kv_transfer_failures",
-            "Attempts that did not complete, by why.",
-            ["reason"],
-            [(reason,) for reason in FAILURE_REASONS],
-        )
-        self.kv_fallback = self._counter("kv_fallback", "Attempts taken up elsewhere.", ["from", "to"], FALLBACKS)
+        self.cached_tokens = self._counter("cached_tokens", "Prompt tokens whose KV was reused.", [], [])
+
+    def sees_provider(self, via: str) -> None:
+        """KV travels over `via`: its label sets exist from now on."""
+        for direction in DIRECTIONS:
+            self.kv_transfer.labels(direction, via)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"pdd_{name}", text, buckets=buckets, registry=self.registry)

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pdd.control.client import Client
+from pdd.metrics import PAGE_STATES
 
 PDD = [sys.executable, "-m", "pdd"]
-PAGE_STATES = ("free", "cached", "reserved", "running", "sending", "quarantined")
 
 
 def free_port() -> int:
@@ -97,6 +97,7 @@ class Node:
         def idle(s: dict[str, Any]) -> bool:
             pages = s["pages"]
             return (s["running"] == s["waiting"] == s["waiting_for_kv"] == 0 and s["transfers"]["active"] == 0
+                    and s["transfers"]["attempts"] == s["transfers"]["prefills"] == 0
                     and pages["free"] + pages["cached"] == pages["total"])
         return self.wait("quiet state", idle, timeout)
 

@@ -36,7 +36,7 @@ class Delta:
     pieces: tuple[Piece, ...]
     finish: str | None = None  # "stop" or "length"
     completion_tokens: int = 0
-    cached_tokens: int | None = None  # None: unknown, because the API itself ended the request at a stop string
+    cached_tokens: int | None = None  # None: unknown, the engine failed just then
 
 
 class Choice:
@@ -75,7 +75,7 @@ class Choice:
                 for output in event.outputs:
                     self._take(output)
                     if self._matcher.stopped:
-                        yield self._delta("stop", None)
+                        yield self._delta("stop", await events.finish())
                         return
                 if self._unsent or (self._eager and self._pieces):
                     yield self._delta(None, None)

@@ -55,11 +55,19 @@ class Tokenizer(Protocol):
 
 
 class TokenStream(Protocol):
-    """The events of one request; an async generator is one."""
+    """The events of one request. Read to the end, or ended by one of the two methods."""
 
     def __aiter__(self) -> AsyncIterator[Tokens | Finished]: ...
 
-    async def aclose(self) -> None: ...
+    async def finish(self) -> int | None:
+        """Ends the request because its text is complete: a stop string came. It counts as a stop, not as an abort.
+
+        Waits for the engine's word, at most the step in hand. Returns the prompt tokens whose KV was reused; None when
+        the engine failed meanwhile.
+        """
+
+    async def aclose(self) -> None:
+        """The reader leaves: aborts the request, if it is not over."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def drain(options: Globals, wait: bool) -> None:
             raise RefusedInState("the node was resumed while it drained")
         left = (
             f"draining: {document['running'] + document['waiting'] + document['waiting_for_kv']} requests, "
-            f"{document['transfers']['active']} transfers left"
+            f"{document['transfers']['attempts'] + document['transfers']['prefills']} transfers left"
         )
         if left != shown and not options.json:
             note(options, left)

@@ -93,7 +93,7 @@ def template() -> str:
 
 def _default_text(field: Any) -> str:
     if field.default is PydanticUndefined:
-        return '"node-1"' if field.default_factory else '"decode"'
+        return '"node-1"' if field.default_factory else '"both"'
     return toml_text(field, field.default)
 
 

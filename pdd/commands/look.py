@@ -33,14 +33,15 @@ def _print_status(options: Globals, document: dict[str, Any]) -> None:
         print_json(document)
         return
     print(status_line(options, document), flush=True)
-    for reason in document["reasons"]:
-        print(f"  {reason}")
     for finding in document["findings"]:
         print(f"! {finding['message']}  [{finding['id']}]")
 
 
 def status_line(options: Globals, doc: dict[str, Any]) -> str:
-    """decode ready 3h12m  running 41/64  waiting 3  kv 71%  in 38.2 GB/s  peers 4/4  failed 0"""
+    """d0 decode ready  3h12m  running 41/64  waiting 3  wait kv 2  kv 71%  in 38.2 GB/s  peers 4/4  failed 0
+
+    After the state: how far a start is, how long a drain may still take. At the end: why the node is not ready.
+    """
     pages = doc["pages"]
     used = (pages["total"] - pages["free"] - pages["cached"]) / pages["total"] if pages["total"] else 0
     rates = doc["rates"]["10s"]
@@ -48,9 +49,11 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
     rate = rates["bytes_received_per_second" if into else "bytes_per_second"]
     up = sum(peer["state"] == "up" for peer in doc["peers"])
     phase = f" {doc['phase']} {doc['progress'] or 0:.0%}" if doc["phase"] and doc["state"] in _STARTING else ""
+    left = doc["drain_seconds_left"]
+    drain = "" if left is None else f" {show_duration(left)} left"
     return "  ".join(
         [
-            f"{doc['name']} {doc['role']} {paint_state(options, doc['state'])}{phase}",
+            f"{doc['name']} {doc['role']} {paint_state(options, doc['state'])}{phase}{drain}",
             show_duration(doc["uptime_seconds"]),
             f"running {doc['running']}/{doc['max_batch_size']}",
             f"waiting {doc['waiting']}",
@@ -59,6 +62,7 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
             f"{'in' if into else 'out'} {show_bytes(rate, 'B/s')}",
             f"peers {up}/{len(doc['peers'])}",
             f"failed {doc['transfers']['failed']}",
+            *([f"({'; '.join(doc['reasons'])})"] if doc["reasons"] else []),
         ]
     )
 
@@ -175,6 +179,7 @@ def transfers(options: Globals) -> None:
             row["peer"],
             row["direction"],
             row["via"],
+            row["nic"],
             row["state"],
             show_bytes(row["bytes"]),
             row["writes"],
@@ -186,7 +191,8 @@ def transfers(options: Globals) -> None:
         ]
         for row in document["transfers"]
     ]
-    print(table(rows, ["PEER", "DIR", "VIA", "STATE", "BYTES", "WRITES", "UNITS", "INFLT", "P50", "P99", "FAILED"]))
+    header = ["PEER", "DIR", "VIA", "NIC", "STATE", "BYTES", "WRITES", "UNITS", "INFLT", "P50", "P99", "FAILED"]
+    print(table(rows, header))
 
 
 def topology(options: Globals, root: Path | None = None, ascii_only: bool = False) -> None:

@@ -38,8 +38,10 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     writes: int = 0
     bytes: int = 0
     units: int = 0
-    active: int = 0  # transfer sets with writes not yet terminal
-    failed: int = 0
+    active: int = 0  # transfer sets of this node with writes not yet terminal
+    attempts: int = 0  # of a decoder: tries at the KV of a prompt that are not settled
+    prefills: int = 0  # of a prefiller: prompts of decoders in hand
+    failed: int = 0  # attempts and prefills that did not complete, those left out that were only cancelled
     units_received: int = 0
     bytes_received: int = 0
     stale_units: int = 0  # arrived for a key that is not in use
@@ -92,7 +94,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
-    heartbeat_age_seconds: float | None = None  # of the step in hand; 0 between steps
+    heartbeat_age_seconds: float | None = None  # of the turn in hand; 0 while idle
     num_layers: int = 0
     step_seconds: float = 0.0  # of all forward passes
     overhead_seconds: float = 0.0  # of the engine thread between passes, idle time left out
@@ -101,6 +103,19 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     generated_tokens: int = 0
     cached_tokens: int = 0
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank process, as it said when it was ready."""
+
+    rank: int
+    pid: int
+    attention: str  # the decode kernel in use: native or torch
+    threads: int
+    dtype: str  # of weights and KV
+    param_bytes: int
+    kv_bytes: int
+    load_seconds: float
 
 
 class FabricInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +150,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()  # why the state is not ready
     phase: str | None = None  # of the start
     progress: float | None = None  # of the phase, 0 to 1
+    drain_seconds_left: float | None = None  # until what still runs is failed
     uptime_seconds: float = 0.0
     running: int = 0
     waiting: int = 0
@@ -149,12 +165,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     latency: Latency = Latency()
     engine: EngineHealth = EngineHealth()
     fabric: FabricInfo = FabricInfo()
+    ranks: tuple[Rank, ...] = ()
     findings: tuple[Finding, ...] = ()
 
 
 # -- the other documents -----------------------------------------------------------------------------------------------
 class PageNeed(msgspec.Struct, frozen=True, kw_only=True):
-    have: int
+    have: int  # computed here, or counted from a prefiller
     need: int
 
 
@@ -213,14 +230,14 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     peer: str
     direction: str  # out, in
     via: str | None = None
-    nic: str | None = None
-    state: str | None = None
+    nic: str | None = None  # of this side; several are joined by "+"
+    state: str | None = None  # of the link, as in Peer; down: there is none
     writes: int = 0
     bytes: int = 0
     units: int = 0
-    inflight: int = 0
+    inflight: int = 0  # attempts or prefills that are not settled
     failed: int = 0
-    p50_seconds: float | None = None
+    p50_seconds: float | None = None  # of the latest transfers
     p99_seconds: float | None = None
 
 

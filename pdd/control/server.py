@@ -18,7 +18,7 @@ import uvicorn
 
 from pdd.control import app, events
 from pdd.control.rates import RateWindow
-from pdd.control.schema import Requests, Status, StatusSource
+from pdd.control.schema import RateWindows, Requests, Status, StatusSource
 from pdd.control.sockets import ControlSockets
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,11 @@ class ControlServer:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._sockets.close()
 
+    @property
+    def rates(self) -> RateWindows:
+        """What all clients are told."""
+        return self._window.rates()
+
     def _documents(self, private: bool) -> dict[str, Callable[[], Any]]:
         requests = self._source.requests if private else self._counts
         return {
@@ -82,7 +87,7 @@ class ControlServer:
         }
 
     def _status(self) -> Status:
-        return msgspec.structs.replace(self._source.status(), rates=self._window.rates())
+        return msgspec.structs.replace(self._source.status(), rates=self.rates)
 
     def _counts(self) -> Requests:
         return msgspec.structs.replace(self._source.requests(), requests=None)

@@ -5,6 +5,7 @@ Every owner publishes frozen copies; this module reads them and nothing else. It
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import time
@@ -14,15 +15,15 @@ import msgspec
 
 from pdd import metrics
 from pdd.control import schema
-from pdd.daemon.ledger import Entry
+from pdd.daemon import request_rows
+from pdd.daemon.flows import IN
 from pdd.errors import RequestCancelled
 from pdd.messenger.status import PeerStatus
+from pdd.metrics import PAGE_STATES
 from pdd.topology import report, sysfs
 
 if TYPE_CHECKING:
     from pdd.daemon.node import Node
-
-PAGE_STATES = ("free", "cached", "reserved", "running", "sending", "quarantined")
 
 
 class Documents:
@@ -30,55 +31,62 @@ class Documents:
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._view = node.view
 
     # -- pdd.status/1 -----------------------------------------------------------------------------------------------
     def status(self) -> schema.Status:
-        node, config = self._node, self._node.config
-        snapshot = node.snapshot
-        state, reasons = node.state()
+        node, view, config = self._node, self._view, self._node.config
+        snapshot = view.snapshot
+        state, reasons = view.state()
         document = schema.Status(
             name=config.node.name, role=config.node.role, state=state, epoch=schema.epoch_text(node.epoch),
             boot_id=node.boot_id, version=node.version, model=node.model_name, pid=os.getpid(), api=config.api.listen,
             peer_listen=config.peers.listen or None, reasons=reasons, phase=node.phase.name,
-            progress=node.phase.progress, uptime_seconds=time.monotonic() - node.started_at,
-            max_batch_size=config.engine.max_batch_size, page_size=config.kv.page_size, peers=self._peers(),
-            transfers=self._totals(), latency=self._latency(), fabric=node.fabric_info(), findings=node.findings(),
+            progress=node.phase.progress, drain_seconds_left=node.drain.seconds_left,
+            uptime_seconds=time.monotonic() - node.started_at, max_batch_size=config.engine.max_batch_size,
+            page_size=config.kv.page_size, peers=self._peers(), transfers=self._totals(), latency=self._latency(),
+            fabric=view.fabric_info(), findings=view.findings(), ranks=self._ranks(),
         )
         if snapshot is None:
             return document
-        states, totals = snapshot.states, snapshot.totals
+        states, totals, counts = snapshot.states, snapshot.totals, snapshot.pages
         return msgspec.structs.replace(
             document, running=states["running"] + states["ready"], waiting=states["waiting"],
-            waiting_for_kv=states["wait_kv"], batch_size=snapshot.batch_size, pages=self._pages(),
+            waiting_for_kv=states["wait_kv"], batch_size=snapshot.batch_size,
+            pages=schema.Pages(total=counts.total, **{state: getattr(counts, state) for state in PAGE_STATES}),
             engine=schema.EngineHealth(
-                heartbeat_age_seconds=node.engine_stall_seconds(), steps=totals.steps, preemptions=totals.preemptions,
+                heartbeat_age_seconds=view.turn_age(), steps=totals.steps, preemptions=totals.preemptions,
                 prompt_tokens=totals.prompt_tokens, generated_tokens=totals.generated_tokens,
-                num_layers=node.num_layers, step_seconds=totals.step_seconds, overhead_seconds=totals.overhead_seconds,
+                cached_tokens=node.meter.cached_tokens, num_layers=view.num_layers,
+                step_seconds=totals.step_seconds, overhead_seconds=totals.overhead_seconds,
             ),
         )
 
-    def _pages(self) -> schema.Pages:
-        snapshot = self._node.snapshot
-        if snapshot is None:
-            return schema.Pages()
-        counts = snapshot.pages
-        return schema.Pages(total=counts.total, **{state: getattr(counts, state) for state in PAGE_STATES})
+    def _ranks(self) -> tuple[schema.Rank, ...]:
+        return tuple(
+            schema.Rank(
+                rank=rank.rank, pid=rank.pid, attention=rank.attention, threads=rank.threads, dtype=rank.dtype,
+                param_bytes=rank.param_bytes, kv_bytes=rank.kv_bytes, load_seconds=rank.load_seconds,
+            )
+            for rank in self._view.ranks
+        )  # fmt: skip
 
     def _totals(self) -> schema.Transfers:
-        node = self._node
-        stats = node.fabric_stats()
-        page_bytes = node.kv_page_bytes
+        view = self._view
+        stats = view.fabric_stats()
         received = int(stats.get("units_received", 0))
         return schema.Transfers(
             writes=int(stats.get("writes", 0)), bytes=int(stats.get("bytes", 0)), units=int(stats.get("units", 0)),
-            active=node.num_attempts + node.num_jobs, failed=node.num_failed_transfers, units_received=received,
-            bytes_received=received * page_bytes, stale_units=int(stats.get("stale_units", 0)),
-        )
+            active=int(stats.get("active_transfers", 0)), attempts=view.num_attempts, prefills=view.num_jobs,
+            failed=sum(count for reason, count in view.failures().items() if reason != "cancelled"),
+            units_received=received, bytes_received=received * view.page_bytes,
+            stale_units=int(stats.get("stale_units", 0)),
+        )  # fmt: skip
 
     def _latency(self) -> schema.Latency:
         observed = self._node.metrics
         share = metrics.percentile
-        kv = observed.kv_transfer.labels("in", self._node.provider or "tcp")
+        kv = observed.kv_transfer.labels(IN, self._view.provider or "tcp")
         return schema.Latency(
             ttft_p50_seconds=share(observed.time_to_first_token, 0.5),
             ttft_p99_seconds=share(observed.time_to_first_token, 0.99),
@@ -89,55 +97,61 @@ class Documents:
 
     # -- peers and transfers ----------------------------------------------------------------------------------------
     def _peers(self) -> tuple[schema.Peer, ...]:
-        node = self._node
-        found: list[schema.Peer] = []
-        if node.decoder is not None:
-            found += [_peer(status, "prefill") for status in node.decoder.peer_status()]
-        if node.prefiller is not None:
-            found += [_peer(status, "decode") for status in node.prefiller.peer_status()]
-        return tuple(found)
+        dialled = [_peer(status, "prefill") for status in self._view.dialled()]
+        return (*dialled, *(_peer(status, "decode") for status in self._view.callers()))
 
     def peers(self) -> schema.Peers:
         return schema.Peers(peers=self._peers())
 
     def transfers(self) -> schema.TransferList:
+        view = self._view
+        names = self._node.meter.flows.names
+        states = {names.label(peer.name): peer.state for peer in self._peers()}
+        inflight = collections.Counter(
+            [(names.label(item.peer), item.direction) for item in request_rows.in_flight(view.attempts(), view.jobs())]
+        )
         rows = tuple(
             schema.Transfer(
-                peer=flow.peer, direction=flow.direction, via=self._node.provider, writes=flow.writes,
-                bytes=flow.bytes, units=flow.units, failed=flow.failed,
+                peer=flow.peer, direction=flow.direction, via=view.provider, nic=view.nics or None,
+                state=states.get(flow.peer, "down"), writes=flow.writes, bytes=flow.bytes, units=flow.units,
+                inflight=inflight[flow.peer, flow.direction], failed=flow.failed, p50_seconds=flow.seconds(0.5),
+                p99_seconds=flow.seconds(0.99),
             )
-            for flow in self._node.flows()
+            for flow in view.flows()
         )  # fmt: skip
         return schema.TransferList(totals=self._totals(), transfers=rows)
 
     # -- requests ---------------------------------------------------------------------------------------------------
     def requests(self) -> schema.Requests:
-        snapshot = self._node.snapshot
-        if snapshot is None:
-            return schema.Requests(requests=())
-        now = time.monotonic()
-        notes = {entry.request_id: entry for entry in self._node.ledger.live()}
-        needs = {} if self._node.decoder is None else {a.request_id: a for a in self._node.decoder.attempts()}
-        rows = []
-        counts = dict.fromkeys((*snapshot.states, "abandoned", "quarantined"), 0)
-        for row in snapshot.requests:
-            counts[row.state] += 1
-            entry, attempt = notes.get(row.request_id), needs.get(row.request_id)
-            rows.append(schema.Request(
-                id=row.request_id, kind=row.kind, state=row.state, age_seconds=now - row.arrived,
-                state_age_seconds=now - row.state_since, prompt_tokens=row.prompt_tokens,
-                output_tokens=row.output_tokens, peer=attempt.peer if attempt else entry.peer if entry else None,
-                attempt=attempt.attempt if attempt else None, why=attempt.why or None if attempt else None,
-                pages=schema.PageNeed(have=row.computed_tokens // self._node.config.kv.page_size, need=row.pages),
-            ))  # fmt: skip
-        return schema.Requests(counts=counts, requests=tuple(rows))
+        """Live ones. Who asks for many requests is shown no prompt."""
+        rows = self._rows()
+        counts = dict.fromkeys((*(() if self._view.snapshot is None else self._view.snapshot.states),
+                                "abandoned", "quarantined"), 0)  # fmt: skip
+        for row in rows:
+            counts[row.state] = counts.get(row.state, 0) + 1
+        return schema.Requests(counts=counts, requests=tuple(msgspec.structs.replace(r, prompt=None) for r in rows))
 
     def request(self, request_id: str) -> schema.Request | None:
         """A live request, or one of the latest finished ones."""
+        live = [row for row in self._rows() if row.id == request_id]
+        if live:  # a request before the pages that an earlier attempt of it still holds
+            return next((row for row in live if row.kind != "attempt"), live[0])
         entry = self._node.ledger.find(request_id)
-        if entry is not None:
-            return _detail(entry, self._node.provider, max(1, self._node.num_layers))
-        return next((r for r in self.requests().requests or () if r.id == request_id), None)
+        return None if entry is None else request_rows.finished(entry, self._context())
+
+    def _rows(self) -> list[schema.Request]:
+        snapshot = self._view.snapshot
+        if snapshot is None:
+            return []
+        return request_rows.live(
+            snapshot.requests, self._node.ledger.live(), self._view.attempts(), self._view.jobs(), self._context()
+        )
+
+    def _context(self) -> request_rows.Context:
+        return request_rows.Context(
+            now=time.monotonic(), via=self._view.provider or None, num_layers=max(1, self._view.num_layers),
+            page_size=self._node.config.kv.page_size,
+        )  # fmt: skip
 
     def cancel(self, request_id: str) -> bool:
         return self._node.cancel(request_id, RequestCancelled("an operator ended this request on the node"))
@@ -150,22 +164,25 @@ class Documents:
         return self._node.metrics.text()
 
     def drain(self, timeout: float | None) -> None:
-        self._node.drain(timeout)
+        self._node.drain.begin(timeout)
 
     def resume(self) -> None:
-        self._node.resume()
+        self._node.drain.end()
 
     # -- /metrics ---------------------------------------------------------------------------------------------------
     def metrics_snapshot(self) -> metrics.Snapshot:
-        node, engine = self._node, self._node.snapshot
-        totals = self._totals()
+        view, engine = self._view, self._view.snapshot
+        totals, tries, prefills = self._totals(), view.attempt_counts, view.prefill_counts
         traffic = metrics.Snapshot(
             writes=totals.writes, bytes=totals.bytes, units=totals.units, units_received=totals.units_received,
-            stale_units=totals.stale_units, transfer_failures=totals.failed, transfers_active=totals.active,
-            attempts_open=node.num_attempts, attempts_expired=node.num_stalled_attempts,
-            peers={peer.name: peer.state == "up" for peer in self._peers()},
-            links=[metrics.LinkTotals(peer=flow.peer, nic=node.provider, direction=flow.direction, bytes=flow.bytes)
-                   for flow in node.flows()],
+            stale_units=totals.stale_units, transfers_active=totals.active, sets_failed=prefills.failed,
+            failures=view.failures(),
+            fallbacks={"prefiller": tries.retries, "local": tries.local_fallbacks, "error": tries.failed},
+            attempts=tries.attempts, attempts_open=totals.attempts, attempts_expired=tries.stalls,
+            cancels=tries.cancels, fences=tries.fences, prefills=prefills.jobs, peers=view.peers_up(),
+            links=[metrics.LinkTotals(peer=flow.peer, nic=view.nics, direction=flow.direction, bytes=flow.bytes)
+                   for flow in view.flows()],
+            nic_utilization=view.nic_utilization(),
         )  # fmt: skip
         if engine is None:
             return traffic
@@ -175,7 +192,7 @@ class Documents:
             pages_total=engine.pages.total, running=states["running"] + states["ready"], waiting=states["waiting"],
             waiting_for_kv=states["wait_kv"], batch_size=engine.batch_size, prompt_tokens=counts.prompt_tokens,
             generation_tokens=counts.generated_tokens, preemptions=counts.preemptions, steps=counts.steps,
-            engine_heartbeat_age=node.engine_stall_seconds(),
+            engine_heartbeat_age=view.turn_age(),
         )  # fmt: skip
 
 
@@ -190,27 +207,4 @@ def _peer(status: PeerStatus, role: str) -> schema.Peer:
         via=status.via or None, address=status.address, rtt_seconds=status.rtt_seconds,
         since_seconds=status.age_seconds, error=error or None,
         load=schema.PeerLoad(queued_tokens=status.queued_tokens, running=status.running, free_pages=status.free_pages),
-    )  # fmt: skip
-
-
-def _between(begin: float | None, end: float | None) -> float | None:
-    return None if begin is None or end is None else end - begin
-
-
-def _detail(entry: Entry, via: str | None, layers: int) -> schema.Request:
-    now = time.monotonic()
-    end = entry.finished or now
-    prefilled = entry.whole if entry.kind == "generate" else entry.computed
-    return schema.Request(
-        id=entry.request_id, kind=entry.kind, state=entry.state, age_seconds=end - entry.received,
-        state_age_seconds=now - entry.state_since, peer=entry.peer or None, attempt=entry.attempt,
-        attempts=entry.attempts, prompt_tokens=entry.prompt_tokens, output_tokens=entry.output_tokens,
-        why=entry.error or entry.why or None, reason=entry.reason or None,
-        queue_seconds=_between(entry.received, entry.started),
-        prefill_seconds=_between(entry.asked if entry.kind == "generate" else entry.started, prefilled),
-        exposed_seconds=entry.exposed_seconds, hidden_ratio=entry.hidden_ratio,
-        first_token_seconds=_between(entry.received, entry.first_token),
-        transfer=schema.RequestTransfer(
-            pages=entry.units // layers, units=entry.units, writes=entry.writes or None, bytes=entry.bytes, via=via,
-        ) if entry.units else None,
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""What this node remembers of each request: when it was in which state, with whom, and how it ended.
+"""What this node remembers of each request: when what happened to it, with whom, and how it ended.
 
-Fed from two places, both on the main loop: the engine's events, and what the messenger reports at the end of each attempt
-(decoder) and job (prefiller). Live requests and the latest finished ones are kept; older ones are forgotten. It decides
+Fed on the main loop: by the engine's events, by what the messenger reports at the end of each attempt (decoder) and job
+(prefiller), and by the stream, which knows how a request ended for its client. Live requests and the latest finished ones
+are kept; older ones are forgotten. The state of a live request is not kept here: the engine's snapshot has it. It decides
 nothing.
 """
 
@@ -25,13 +26,12 @@ class Entry:
     kind: str  # generate, prefill
     received: float
     prompt_tokens: int
-    state: str = "waiting"
-    state_since: float = 0.0
+    prompt: tuple[int, ...] | None = None  # kept only when debug.show_prompts is set
     peer: str = ""
     attempt: int | None = None
     attempts: int = 0
     why: str = ""
-    started: float | None = None  # pages pinned: for remote KV, or for the first chunk
+    started: float | None = None  # the end of its first wait: pages pinned for remote KV, or its first step
     asked: float | None = None  # a prefiller was asked
     whole: float | None = None  # the KV was counted whole
     computed: float | None = None  # prefill: the last chunk's step ended
@@ -58,8 +58,9 @@ class Entry:
 class Ledger:
     """Owner: the main loop."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], *, keep_prompts: bool = False) -> None:
         self._clock = clock
+        self._keep_prompts = keep_prompts
         self._unit_bytes = 0
         self._live: dict[str, Entry] = {}
         self._finished: collections.OrderedDict[str, Entry] = collections.OrderedDict()
@@ -71,52 +72,50 @@ class Ledger:
         """Bytes that one unit stands for: a page of one layer."""
         self._unit_bytes = num_bytes
 
-    def live(self) -> list[Entry]:
-        return list(self._live.values())
+    def live(self) -> dict[str, Entry]:
+        return dict(self._live)
 
     def find(self, request_id: str) -> Entry | None:
         """A live or recently finished request."""
         return self._live.get(request_id) or self._finished.get(request_id)
 
     # -- generate requests ------------------------------------------------------------------------------------------
-    def open(self, request_id: str, prompt_tokens: int) -> None:
-        now = self._clock()
-        self._live[request_id] = Entry(request_id, "generate", now, prompt_tokens, state_since=now)
+    def open(self, request_id: str, prompt: tuple[int, ...]) -> None:
+        kept = prompt if self._keep_prompts else None
+        self._live[request_id] = Entry(request_id, "generate", self._clock(), len(prompt), kept)
 
-    def engine_event(self, event: EngineEvent) -> Entry | None:
-        """Returns the entry that the event ended, if it ended one."""
+    def first_step(self, request_id: str, at: float) -> None:
+        """A request that needs no prefiller was taken into its first step."""
+        entry = self._live.get(request_id)
+        if entry is not None and entry.started is None:
+            entry.started = at
+
+    def engine_event(self, event: EngineEvent) -> None:
         entry = self._live.get(event.request_id)
-        if entry is None or entry.kind != "generate":
-            return None
+        if entry is None:
+            return
         now = self._clock()
         match event:
             case KvReserved():
                 entry.attempt, entry.attempts = event.attempt, entry.attempts + 1
                 entry.started = entry.started or now
-                self._move(entry, "wait_kv", now)
             case Tokens():
-                if entry.first_token is None:
-                    entry.first_token = now
-                    entry.started = entry.started or now
+                entry.first_token = entry.first_token or now
                 entry.last_token = now
                 entry.output_tokens += len(event.outputs)
-                if entry.state != "running":
-                    self._move(entry, "running", now)
             case Finished():
-                return self.close(entry.request_id, event.reason, event.error)
+                entry.finished = now
+                if not entry.reason:  # else the stream has said how it ended, and this answers its abort
+                    entry.reason, entry.error = event.reason.value, str(event.error or "")
+                self._keep(self._live.pop(event.request_id))
             case _:
                 pass
-        return None
 
-    def close(self, request_id: str, reason: FinishReason, error: Exception | None) -> Entry | None:
-        entry = self._live.pop(request_id, None)
-        if entry is None:
-            return None
-        entry.finished = self._clock()
-        entry.reason, entry.error = reason.value, str(error or "")
-        self._move(entry, "finished", entry.finished)
-        self._keep(entry)
-        return entry
+    def ended(self, request_id: str, reason: FinishReason, error: Exception | None) -> None:
+        """How a request ended for its client; the engine may still hold it, and may have another word for its end."""
+        entry = self.find(request_id)
+        if entry is not None:
+            entry.reason, entry.error = reason.value, str(error or "")
 
     # -- from the messenger -----------------------------------------------------------------------------------------
     def attempt_done(self, done: AttemptDone) -> None:
@@ -127,20 +126,16 @@ class Ledger:
         entry.peer, entry.asked, entry.why = done.peer, done.asked, done.why
         if done.whole:
             entry.whole, entry.units, entry.bytes = done.finished, done.units, done.units * self._unit_bytes
-            self._move(entry, "ready", done.finished)
 
     def job_done(self, job: JobDone) -> None:
         """A prefill for a decoder is over."""
         entry = Entry(
-            job.request_id, "prefill", job.received, job.num_tokens, "finished", job.finished, job.peer, job.attempt, 1,
-            started=job.started, computed=job.computed, finished=job.finished, reason="stop" if job.whole else "error",
+            job.request_id, "prefill", job.received, job.num_tokens, None, job.peer, job.attempt, 1, started=job.started,
+            computed=job.computed, finished=job.finished, reason="stop" if job.whole else "error",
             error=job.error, units=job.units, writes=job.writes, bytes=job.bytes, busy_seconds=job.busy_seconds,
             exposed_seconds=job.exposed_seconds,
         )
         self._keep(entry)
-
-    def _move(self, entry: Entry, state: str, now: float) -> None:
-        entry.state, entry.state_since = state, now
 
     def _keep(self, entry: Entry) -> None:
         self._finished.pop(entry.request_id, None)

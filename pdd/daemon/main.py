@@ -46,7 +46,7 @@ async def _serve(config: Config, *, demo: bool) -> int:
         await asyncio.wait(_any(start, wanted, node.failed), return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             start.result()
-            sdnotify.notify("READY=1", f"STATUS={node.summary()}")
+            sdnotify.notify("READY=1", f"STATUS={node.view.summary()}")
             await asyncio.wait(_any(wanted, node.failed), return_when=asyncio.FIRST_COMPLETED)
         if node.failed.done():
             raise node.failed.result()
@@ -76,15 +76,15 @@ def _signalled(stop: asyncio.Event, now: asyncio.Event) -> None:
 async def _drain(node: Node, timeout: float, now: asyncio.Event) -> None:
     """Ends all work: by waiting for it, else, after `timeout` or a second signal, by failing it."""
     sdnotify.notify(f"EXTEND_TIMEOUT_USEC={int((timeout + _MARGIN_SECONDS) * 1e6)}", "STATUS=draining")
-    _log.info("draining: %d requests and %d pushes open; a second signal exits now", *node.open_work())
-    node.drain(timeout)
-    quiet = asyncio.create_task(node.quiet())
+    _log.info("draining: %d requests and %d pushes open; a second signal exits now", *node.drain.open_work())
+    node.drain.begin(timeout)
+    quiet = asyncio.create_task(node.drain.quiet())
     hurry = asyncio.create_task(now.wait())
     await asyncio.wait(
         _any(quiet, hurry, node.failed), timeout=timeout + _MARGIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
     )
     if now.is_set():
-        node.give_up("a second signal")
+        node.drain.give_up("a second signal")
     quiet.cancel()
     hurry.cancel()
 
@@ -96,7 +96,7 @@ async def _tell_systemd(node: Node) -> None:
     while True:
         starting = node.phase.name != "serve"
         if starting:
-            sdnotify.notify(f"EXTEND_TIMEOUT_USEC={int(_MARGIN_SECONDS * 1e6)}", f"STATUS={node.summary()}")
-        if starting or node.health().live:
-            sdnotify.notify("WATCHDOG=1", f"STATUS={node.summary()}")
+            sdnotify.notify(f"EXTEND_TIMEOUT_USEC={int(_MARGIN_SECONDS * 1e6)}", f"STATUS={node.view.summary()}")
+        if starting or node.view.health().live:
+            sdnotify.notify("WATCHDOG=1", f"STATUS={node.view.summary()}")
         await asyncio.sleep(pause)

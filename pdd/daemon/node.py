@@ -3,44 +3,53 @@
     sockets bound -> control up -> ranks load -> fabric, KV registered -> engine -> links -> API takes requests
 
 A taken port is told before anything slow starts; the control socket answers while weights load. This is the only place
-that wires parts together, and the only one that looks at the role.
+that wires parts together, and the only one that looks at the role. What documents read of it is in view.py, how it drains
+in drain.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
+import os
 import secrets
+import signal
 import socket
 import tempfile
 import time
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
 
 from pdd import config_load
 from pdd.address import parse_address
 from pdd.api.app import ApiSettings, create_app
 from pdd.api.server import ApiServer
-from pdd.api.service import Health, Limits
+from pdd.api.service import Limits
 from pdd.config import Config
-from pdd.control import paths, schema
+from pdd.control import paths
+from pdd.control.schema import RateWindows
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
+from pdd.daemon import line_rate, request_rows
+from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.documents import Documents
-from pdd.daemon.flows import IN, OUT, Flow, Flows
+from pdd.daemon.drain import Drain
 from pdd.daemon.kv_fabric import KvFabric
 from pdd.daemon.ledger import Ledger
 from pdd.daemon.listen import bind_tcp
+from pdd.daemon.meter import Meter
 from pdd.daemon.service import NodeService
-from pdd.engine.executor import RankExecutor
+from pdd.daemon.steps import ObservedExecutor
+from pdd.daemon.view import NodeView
+from pdd.engine.executor import RankExecutor, RankInfo
 from pdd.engine.limits import SchedulerLimits
 from pdd.engine.loop import EngineLoop
 from pdd.engine.rank_protocol import RankInit, RankProgress
-from pdd.engine.request import EngineEvent
+from pdd.engine.request import KvOutcome, KvReserved
 from pdd.engine.scheduler import Scheduler
-from pdd.engine.snapshot import EngineSnapshot
-from pdd.errors import EngineError, PddError, RefusedInState, RequestCancelled
+from pdd.errors import EngineError, FabricFailure, PddError
 from pdd.kv.pool import PagePool
 from pdd.messenger import wire
 from pdd.messenger.decoder import Decoder
@@ -65,7 +74,7 @@ class Phase:
 
 
 class Node:
-    """Owner: the main loop. Use: `await start()`, …, `drain()`, `await quiet()`, `await close()`."""
+    """Owner: the main loop. Use: `await start()`, …, `drain.begin()`, `await drain.quiet()`, `await close()`."""
 
     def __init__(self, config: Config, *, demo: bool = False) -> None:
         self.config = config
@@ -75,33 +84,39 @@ class Node:
         self.started_at = time.monotonic()
         self.phase = Phase("bind")
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self.ledger = Ledger(time.monotonic)
-        self.decoder: Decoder | None = None
-        self.prefiller: Prefiller | None = None
-        self._flows = Flows()
         self._demo = demo
         self._model_dir = Path(config.model.path)
         self.model_name = config.model.served_name or ("pdd-demo" if demo else self._model_dir.resolve().name)
+        self.engine: EngineLoop | None = None
+        self.ranks: tuple[RankInfo, ...] = ()
+        self.fabric: KvFabric | None = None
+        self.line_rate: float | None = None  # bytes per second of the fabric's NICs; None: not known
+        self.decoder: Decoder | None = None
+        self.prefiller: Prefiller | None = None
+        self.ledger = Ledger(time.monotonic, keep_prompts=config.debug.show_prompts)
         self.metrics = Metrics(
             name=config.node.name, role=config.node.role, model=self.model_name, version=self.version,
             peers=config.peers.static,
         )
+        self.meter = Meter(self.metrics, self.ledger)
+        self.view = NodeView(self)
         self._documents = Documents(self)
         self.metrics.read_from(self._documents.metrics_snapshot)
         self._service = NodeService(
             model_name=self.model_name, ledger=self.ledger, metrics=self.metrics, max_queue=config.scheduler.max_queue,
-            request_timeout=config.scheduler.request_timeout, health=self.health, metrics_text=self.metrics.text,
+            request_timeout=config.scheduler.request_timeout, health=self.view.health, metrics_text=self.metrics.text,
         )
+        self.drain = Drain(self._service, config.drain.timeout, self._changed)
+        self._dispatch = Dispatch()
+        for consumer in (self.ledger.engine_event, self._service.engine_event, self.meter.engine_event):
+            self._dispatch.add(consumer)
+        self._num_failed_jobs = 0
         self._control: ControlServer | None = None
         self._api: ApiServer | None = None
         self._api_task: asyncio.Task[None] | None = None
         self._peer_socket: socket.socket | None = None
         self._executor: RankExecutor | None = None
-        self._engine: EngineLoop | None = None
-        self._fabric: KvFabric | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        self._draining = False
-        self._drain_timer: asyncio.TimerHandle | None = None
 
     # -- start ------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -119,7 +134,7 @@ class Node:
         self._start_engine()
         await self._link_peers()
         self._open_for_requests()
-        _log.info("ready: %s", self.summary())
+        _log.info("ready: %s", self.view.summary())
 
     async def _bind(self) -> None:
         config = self.config
@@ -133,7 +148,8 @@ class Node:
         if config.peers.listen:
             self._peer_socket = bind_tcp(config.peers.listen, "peers.listen")
         stop = asyncio.Event()
-        settings = ApiSettings(version=self.version, max_body_bytes=config.api.max_body, 
+        settings = ApiSettings(
+            version=self.version, max_body_bytes=config.api.max_body,
             api_keys=tuple(key.get_secret_value() for key in keys),
         )
         app = create_app(self._service, settings, stop=stop, serve_generation=config.node.role != "prefill")
@@ -165,7 +181,7 @@ class Node:
         )
         self._executor = RankExecutor(init, step_timeout=config.engine.step_timeout, on_progress=progress)
         self._tokenizer = await asyncio.to_thread(Tokenizer, self._model_dir)
-        self._ranks = await asyncio.to_thread(self._executor.start)
+        self.ranks = await asyncio.to_thread(self._executor.start)
         self._executor.watch(lambda error: loop.call_soon_threadsafe(self._rank_died, error))
 
     def _show_progress(self, made: RankProgress) -> None:
@@ -173,29 +189,34 @@ class Node:
 
     async def _open_fabric(self) -> None:
         self.phase = Phase("fabric")
-        self._fabric = await asyncio.to_thread(KvFabric, self.config, self._ranks)
-        self._fabric.attach(asyncio.get_running_loop())
-        self.metrics.kv_transfer.labels("in", self._fabric.provider)
+        self.fabric = await asyncio.to_thread(KvFabric, self.config, self.ranks)
+        self.fabric.attach(asyncio.get_running_loop())
+        self.meter.moves_pages(self.fabric.provider, self.view.page_bytes)
+        self.line_rate = line_rate.bytes_per_second(self.view.fabric_info().domains)
 
     def _start_engine(self) -> None:
         assert self._executor is not None
-        config, rank = self.config, self._ranks[0].ready
+        config, rank = self.config, self.ranks[0].ready
         loop = asyncio.get_running_loop()
-        self._limits = SchedulerLimits(
+        limits = SchedulerLimits(
             page_size=rank.page_size, max_context=rank.max_context, max_batch_size=config.engine.max_batch_size,
             max_batch_tokens=config.engine.max_batch_tokens, max_queue=config.scheduler.max_queue,
             queue_timeout=config.scheduler.queue_timeout,
         )
-        self._engine = EngineLoop(
-            Scheduler(PagePool(rank.num_pages), self._limits), self._executor,
-            emit=lambda events: loop.call_soon_threadsafe(self._engine_events, events),
+        scheduler = Scheduler(PagePool(rank.num_pages), limits)
+        observed = ObservedExecutor(
+            self._executor, scheduler, self.metrics,
+            first_step=lambda request_id, at: loop.call_soon_threadsafe(self.ledger.first_step, request_id, at),
+        )
+        self.engine = EngineLoop(
+            scheduler, observed, emit=lambda events: loop.call_soon_threadsafe(self._dispatch.take, events),
             on_failure=lambda error: loop.call_soon_threadsafe(self._fail, error),
         )
-        self._engine.start()
-        self.ledger.unit_is(self.kv_page_bytes)
+        self.engine.start()
+        self.ledger.unit_is(self.view.page_bytes)
 
     async def _link_peers(self) -> None:
-        config, fabric, engine = self.config, self._fabric, self._engine
+        config, fabric, engine = self.config, self.fabric, self.engine
         if fabric is None:
             return
         assert engine is not None
@@ -209,9 +230,10 @@ class Node:
                 ),
                 report=self._attempt_done,
             )
+            self._dispatch.add_fetcher(self.decoder.engine_event, self._not_fetched)
             await self.decoder.start()
         if self._peer_socket is not None:
-            rank = self._ranks[0].ready
+            rank = self.ranks[0].ready
             loop = asyncio.get_running_loop()
             self.prefiller = Prefiller(
                 context, self._peer_socket, engine, fabric.planner,
@@ -219,52 +241,47 @@ class Node:
                 watch=fabric.watch, post=loop.call_soon_threadsafe, load=self._load_of_this_node,
                 report=self._job_done,
             )
-            if self._draining:  # since before it was there
-                self.prefiller.drain()
+            self._dispatch.add(self.prefiller.engine_event)
+            self.drain.covers(self.prefiller, engine)
             await self.prefiller.start()
 
     def _open_for_requests(self) -> None:
-        assert self._engine is not None
-        config, rank = self.config, self._ranks[0].ready
+        assert self.engine is not None
+        config, rank = self.config, self.ranks[0].ready
         limits = Limits(
             vocab_size=rank.vocab_size, max_context=rank.max_context, pool_tokens=rank.num_pages * rank.page_size
         )
         self._service.loaded(
-            self._tokenizer, limits, self._engine,
+            self._tokenizer, limits, self.engine,
             lambda num_tokens: route(config.node.role, num_tokens, config.scheduler.local_prefill_tokens),
         )
         self.phase = Phase("serve")
         self._changed()
 
     # -- what parts tell each other -----------------------------------------------------------------------------------
-    def _engine_events(self, events: list[EngineEvent]) -> None:
-        for event in events:
-            self.ledger.engine_event(event)
-            self._service.engine_event(event)
-            if self.decoder is not None:
-                self.decoder.engine_event(event)
-            if self.prefiller is not None:
-                self.prefiller.engine_event(event)
+    def _not_fetched(self, event: KvReserved, error: Exception) -> None:
+        """The decoder failed at a reservation: its pages go back, and its client is told."""
+        assert self.engine is not None
+        assert self.decoder is not None
+        failure = FabricFailure(f"the KV of this prompt could not be asked for: {error!r}")
+        if all(attempt.attempt != event.attempt for attempt in self.decoder.attempts()):
+            self.engine.kv_settled(event.attempt, KvOutcome.RELEASED, error=failure)
+        elif not self._service.cancel(event.request_id, failure):
+            # It failed half-way and may have asked already: a write may land. The way back is that of an abort.
+            self.engine.abort(event.request_id)
 
     def _attempt_done(self, done: AttemptDone) -> None:
         self.ledger.attempt_done(done)
-        if done.whole:
-            self._flows.add(done.peer, IN, bytes=done.units * self.kv_page_bytes, units=done.units)
-            self.metrics.kv_transfer.labels("in", self.provider).observe(done.finished - (done.asked or done.finished))
-        else:
-            self._flows.add(done.peer, IN, failed=1)
-            self.metrics.kv_transfer_failures.labels(done.reason).inc()
+        self.meter.attempt_done(done)
 
     def _job_done(self, done: JobDone) -> None:
+        assert self.prefiller is not None
+        before, self._num_failed_jobs = self._num_failed_jobs, self.prefiller.counters.failed
         self.ledger.job_done(done)
-        self._flows.add(
-            done.peer, OUT, writes=done.writes, bytes=done.bytes, units=done.units, failed=0 if done.whole else 1
-        )
-        if done.whole and done.started is not None:
-            self.metrics.kv_transfer.labels("out", self.provider).observe(done.busy_seconds)
+        self.meter.job_done(done, failed=self._num_failed_jobs > before)
 
     def _load_of_this_node(self) -> wire.Load:
-        snapshot = self.snapshot
+        snapshot = self.view.snapshot
         if snapshot is None:
             return wire.Load()
         return wire.Load(
@@ -273,8 +290,8 @@ class Node:
         )
 
     def _rank_died(self, error: EngineError) -> None:
-        if self._engine is not None:
-            self._engine.fail(error)
+        if self.engine is not None:
+            self.engine.fail(error)
         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -285,169 +302,66 @@ class Node:
         if self._control is not None:
             self._control.changed()
 
-    # -- drain and stop -----------------------------------------------------------------------------------------------
-    def drain(self, timeout: float | None = None) -> None:
-        """No new work from now on; what runs goes on for at most `timeout` seconds (None: drain.timeout).
-
-        Again while draining only moves the deadline.
-        """
-        self._draining = True
-        self._stop_drain_timer()
-        seconds = self.config.drain.timeout if timeout is None else timeout
-        why = f"its {seconds:g} s to drain are over"
-        self._drain_timer = asyncio.get_running_loop().call_later(seconds, self.give_up, why)
-        self._service.drain(True)
-        if self.prefiller is not None:
-            self.prefiller.drain()
-        self._changed()
-
-    def resume(self) -> None:
-        if not self._draining:
-            raise RefusedInState("this node is not draining", hint="`pdd status` shows its state")
-        self._draining = False
-        self._stop_drain_timer()
-        self._service.drain(False)
-        if self.prefiller is not None:
-            self.prefiller.resume()
-        self._changed()
-
-    def open_work(self) -> tuple[int, int]:
-        """Requests of clients, and prefills for decoders, that are not over."""
-        return self._service.num_open, self.num_jobs
-
-    async def quiet(self) -> None:
-        """Returns once there is no open work."""
-        while any(self.open_work()):
-            await self._service.quiet()
-            if self.prefiller is not None:
-                await self.prefiller.wait_idle()
-
-    def give_up(self, why: str) -> None:
-        """Ends what is still open; clients and decoders are told."""
-        if any(self.open_work()):
-            _log.warning("%s: %d requests and %d pushes are given up", why, *self.open_work())
-        self._service.cancel_all(RequestCancelled(f"this node goes down: {why}", hint="try again; another will answer"))
-        if self.prefiller is not None and self._engine is not None:
-            for job in self.prefiller.jobs():
-                self._engine.abort(job.request_id)
-
-    def _stop_drain_timer(self) -> None:
-        if self._drain_timer is not None:
-            self._drain_timer.cancel()
-            self._drain_timer = None
+    # -- stop ---------------------------------------------------------------------------------------------------------
+    def rates(self) -> RateWindows:
+        """Of the last seconds."""
+        return RateWindows() if self._control is None else self._control.rates
 
     def cancel(self, request_id: str, error: PddError) -> bool:
-        """Ends one request or prefill. False: there is none of that id."""
+        """Ends one request, or the prefills that a decoder knows by that id. False: there is none."""
         if self._service.cancel(request_id, error):
             return True
-        snapshot = self.snapshot
-        if snapshot is None or self._engine is None or all(r.request_id != request_id for r in snapshot.requests):
+        snapshot = self.view.snapshot
+        if snapshot is None or self.engine is None:
             return False
-        self._engine.abort(request_id)
-        return True
+        found = [row.request_id for row in snapshot.requests if request_id == request_rows.shown_id(row)]
+        for engine_id in found:
+            self.engine.abort(engine_id)
+        return bool(found)
 
     async def close(self) -> None:
-        """Takes everything down. Bounded; idempotent."""
-        self._stop_drain_timer()
+        """Takes everything down. Bounded; idempotent. A part that fails to close is logged and keeps no other open."""
+        self.drain.close()
         if self._api is not None:
             self._api.stop(_CLOSE_SECONDS)
-        for part in (self.decoder, self.prefiller):
+        for name, part in (("decoder", self.decoder), ("prefiller", self.prefiller)):
             if part is not None:
-                await part.close(_CLOSE_SECONDS)
+                await _closed(name, part.close(_CLOSE_SECONDS))
         if self.prefiller is None and self._peer_socket is not None:
             self._peer_socket.close()
-        if self._engine is not None:
-            self._engine.stop()
-            await asyncio.to_thread(self._engine.join, _CLOSE_SECONDS)
-        if self._fabric is not None:
-            await asyncio.to_thread(self._fabric.close)
-        if self._executor is not None:
-            await asyncio.to_thread(self._executor.close)
+        ended = await _closed("engine", asyncio.to_thread(self._stop_engine))
+        if self.fabric is not None:
+            await _closed("fabric", asyncio.to_thread(self.fabric.close))
+        if self._executor is not None and ended:  # else a step still uses its descriptors; the ranks die with this process
+            await _closed("ranks", asyncio.to_thread(self._executor.close))
         if self._api_task is not None:
-            await asyncio.gather(self._api_task, return_exceptions=True)
+            await _closed("api", self._api_task)
         if self._control is not None:
-            await self._control.stop()
+            await _closed("control", self._control.stop())
         if self._temporary is not None:
-            self._temporary.cleanup()
+            await _closed("demo model", asyncio.to_thread(self._temporary.cleanup))
 
-    # -- what documents read --------------------------------------------------------------------------------------------
-    @property
-    def snapshot(self) -> EngineSnapshot | None:
-        return None if self._engine is None else self._engine.snapshot
+    def _stop_engine(self) -> bool:
+        """Whether the engine thread is over. A step that does not end is ended by killing its ranks."""
+        if self.engine is None:
+            return True
+        self.engine.stop()
+        if self.engine.join(_CLOSE_SECONDS):
+            return True
+        _log.error("a step has not ended in %g s: its ranks are killed", _CLOSE_SECONDS)
+        for rank in self.ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.ready.pid, signal.SIGKILL)
+        if self.engine.join(_CLOSE_SECONDS):
+            return True
+        _log.error("the engine thread does not end; it is left to the end of the process")
+        return False
 
-    @property
-    def provider(self) -> str:
-        return "" if self._fabric is None else self._fabric.provider
 
-    @property
-    def num_layers(self) -> int:
-        return 0 if self._engine is None else self._ranks[0].ready.num_layers
-
-    @property
-    def kv_page_bytes(self) -> int:
-        """Bytes of one page of one layer on one rank."""
-        return 0 if self._engine is None else self._ranks[0].ready.layout.page_bytes
-
-    @property
-    def num_attempts(self) -> int:
-        return 0 if self.decoder is None else self.decoder.num_open
-
-    @property
-    def num_jobs(self) -> int:
-        return 0 if self.prefiller is None else self.prefiller.num_jobs
-
-    @property
-    def num_failed_transfers(self) -> int:
-        return sum(flow.failed for flow in self._flows.all())
-
-    @property
-    def num_stalled_attempts(self) -> int:
-        return 0 if self.decoder is None else self.decoder.counters.stalls
-
-    def flows(self) -> list[Flow]:
-        return self._flows.all()
-
-    def fabric_stats(self) -> dict[str, Any]:
-        return {} if self._fabric is None else self._fabric.stats()
-
-    def fabric_info(self) -> schema.FabricInfo:
-        return schema.FabricInfo() if self._fabric is None else self._fabric.info()
-
-    def findings(self) -> tuple[schema.Finding, ...]:
-        return () if self._fabric is None else self._fabric.findings()
-
-    def engine_stall_seconds(self) -> float:
-        """How long the step in hand has been running; 0 between steps."""
-        busy = None if self._engine is None else self._engine.busy_since
-        return 0.0 if busy is None else time.monotonic() - busy
-
-    def health(self) -> Health:
-        live = not self.failed.done() and self.engine_stall_seconds() < self.config.engine.step_timeout
-        return Health(live=live, reasons=self._reasons())
-
-    def _reasons(self) -> tuple[str, ...]:
-        """Why new work is not taken, or not served, now."""
-        if self.phase.name != "serve":
-            progress = "" if self.phase.progress is None else f" {self.phase.progress:.0%}"
-            return (f"starting: {self.phase.name}{progress}",)
-        if self._draining:
-            return ("draining",)
-        needs_prefiller = self.decoder is not None and not self.config.scheduler.local_prefill_fallback
-        if needs_prefiller and self.decoder is not None and not self.decoder.peers.usable_links():
-            return (f"no prefiller: {self.decoder.peers.explain()}",)
-        return ()
-
-    def state(self) -> tuple[str, tuple[str, ...]]:
-        """The word for `pdd status`, and why the node is not ready."""
-        reasons = self._reasons()
-        if self.phase.name != "serve":
-            return ("starting" if self.phase.name == "bind" else "loading"), reasons
-        if self._draining:
-            return ("draining" if any(self.open_work()) else "drained"), reasons
-        return ("ready" if not reasons else "not_ready"), reasons
-
-    def summary(self) -> str:
-        """One line for systemd and the log."""
-        state, reasons = self.state()
-        word = f"{self.config.node.role} {state}"
-        return f"{word} ({'; '.join(reasons)})" if reasons else f"{word}, {self.model_name} at {self.config.api.listen}"
+async def _closed(name: str, closing: Awaitable[object]) -> bool:
+    """Awaits one part's close; False when that failed, which is logged."""
+    try:
+        return await closing is not False
+    except Exception:
+        _log.exception("%s could not be closed", name)
+        return False

@@ -1,7 +1,9 @@
 """Generation as the API sees it: one stream of events per request, whichever nodes work for it.
 
 A stream submits its request when its first event is asked for, and aborts it when it is closed early. Events come from
-the engine on the main loop (`engine_event`) and wait in the stream until they are read.
+the engine on the main loop (`engine_event`) and wait in the stream until they are read. How a request ended is decided
+once, by the first of: the end that its reader reads, a stop string, a failure, a reader that leaves; metrics and ledger
+are told that, whatever the engine says about the abort that follows.
 """
 
 from __future__ import annotations
@@ -145,7 +147,7 @@ class NodeService:
         self._streams[request_id] = stream
         self._num_silent += 1
         self._quiet.clear()
-        self._ledger.open(request_id, len(stream.prompt))
+        self._ledger.open(request_id, stream.prompt)
         self._inbox.submit(GenerateSpec(request_id, stream.prompt, stream.sampling, self._route(len(stream.prompt))))
 
     def observe(self, stream: _Stream, event: Tokens | Finished, now: float) -> None:
@@ -161,10 +163,14 @@ class NodeService:
         if stream.last_token_at is None:
             self._num_silent -= 1
         self._metrics.request_latency.observe(now - stream.submitted_at)
-        self._metrics.requests.labels(event.reason.value).inc()
         self._streams.pop(stream.request_id, None)
         if not self._streams:
             self._quiet.set()
+
+    def ended(self, stream: _Stream, reason: FinishReason, error: Exception | None) -> None:
+        """How a request ended, for its client. Called once per request."""
+        self._metrics.requests.labels(reason.value).inc()
+        self._ledger.ended(stream.request_id, reason, error)
 
     def abort(self, request_id: str) -> None:
         assert self._inbox is not None
@@ -201,6 +207,7 @@ class _Stream:
         self._submitted = False
         self._over = False  # Finished was pushed
         self._read = False  # Finished was read, or the reader left
+        self._told = False  # how it ended
         self._timer: asyncio.TimerHandle | None = None
 
     def __aiter__(self) -> Self:
@@ -214,6 +221,27 @@ class _Stream:
             self._service.submit(self)
             self._submitted = True
             self._watch(self._service.request_timeout)
+        event = await self._next()
+        if isinstance(event, Finished):
+            self._read = True
+            self._tell(event.reason, event.error)
+        return event
+
+    async def finish(self) -> int | None:
+        self._tell(FinishReason.STOP, None)
+        if not self._over:
+            self._service.abort(self.request_id)
+        while not self._read:
+            event = await self._next()
+            if isinstance(event, Finished):
+                self._read = True
+                return event.cached_tokens if event.error is None else None
+        return None
+
+    async def aclose(self) -> None:
+        self._leave()
+
+    async def _next(self) -> Tokens | Finished:
         while not self._events:
             self._more.clear()
             try:
@@ -221,12 +249,7 @@ class _Stream:
             except asyncio.CancelledError:
                 self._leave()
                 raise
-        event = self._events.popleft()
-        self._read = isinstance(event, Finished)
-        return event
-
-    async def aclose(self) -> None:
-        self._leave()
+        return self._events.popleft()
 
     def push(self, event: Tokens | Finished) -> None:
         """From the engine. What comes after the end is dropped."""
@@ -243,15 +266,26 @@ class _Stream:
         """Ends the request here and now; the engine is told to let go of it."""
         if not self._over:
             self._service.abort(self.request_id)
+            self._tell(FinishReason.ERROR, error)
             self.push(Finished(self.request_id, FinishReason.ERROR, error, prompt_tokens=len(self.prompt)))
 
     def _leave(self) -> None:
-        """The client is gone."""
+        """The client is gone, perhaps after the end that it did not read."""
         self._read = True
-        if self._submitted and not self._over:
+        if not self._submitted:
+            return
+        if not self._over:
             self._service.abort(self.request_id)
             self.push(Finished(self.request_id, FinishReason.ABORT, RequestCancelled("the client left")))
+        for event in self._events:
+            if isinstance(event, Finished):
+                self._tell(event.reason, event.error)
         self._events.clear()
+
+    def _tell(self, reason: FinishReason, error: Exception | None) -> None:
+        if not self._told:
+            self._told = True
+            self._service.ended(self, reason, error)
 
     def _watch(self, seconds: float) -> None:
         def look() -> None:

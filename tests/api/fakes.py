@@ -103,11 +103,30 @@ class Call:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     request_id: str = "r"
-    ended: str = ""  # "finished", "failed" or "aborted"
+    ended: str = ""  # "finished", "stopped" (at a stop string), "failed" or "aborted"
     generated: int = 0
 
 
 Script = Callable[[Call], AsyncGenerator[Tokens | Finished, None]]
+
+
+class Stream:
+    """A TokenStream of what a generator yields. A request that is ended at its stop string has reused 7 tokens."""
+
+    def __init__(self, events: AsyncGenerator[Tokens | Finished, None]) -> None:
+        self.complete = False  # ended by `finish`
+        self._events = events
+
+    def __aiter__(self) -> AsyncGenerator[Tokens | Finished, None]:
+        return self._events
+
+    async def finish(self) -> int | None:
+        self.complete = True
+        await self._events.aclose()
+        return 7
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
 
 
 class FakeService:
@@ -130,25 +149,29 @@ class FakeService:
         if self.refusal is not None:
             raise self.refusal
 
-    async def generate(
-        self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str
-    ) -> AsyncGenerator[Tokens | Finished, None]:
-        call = Call(prompt, sampling, request_id)
-        self.calls.append(call)
-        call.ended = "aborted"
-        self.open += 1
-        try:
-            async for event in self.script(call):
-                if isinstance(event, Tokens):
-                    call.generated += len(event.outputs)
-                else:
-                    call.ended = "finished"
-                yield event
-        except Exception:
-            call.ended = "failed"
-            raise
-        finally:
-            self.open -= 1
+    def generate(self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str) -> Stream:
+        async def run() -> AsyncGenerator[Tokens | Finished, None]:
+            call = Call(prompt, sampling, request_id)
+            self.calls.append(call)
+            call.ended = "aborted"
+            self.open += 1
+            try:
+                async for event in self.script(call):
+                    if isinstance(event, Tokens):
+                        call.generated += len(event.outputs)
+                    else:
+                        call.ended = "finished"
+                    yield event
+            except Exception:
+                call.ended = "failed"
+                raise
+            finally:
+                self.open -= 1
+                if stream.complete:
+                    call.ended = "stopped"
+
+        stream = Stream(run())
+        return stream
 
     def health(self) -> Health:
         return self.state

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pdd.api.choice import Choice, Delta
 from pdd.engine.request import SamplingParams
 from pdd.errors import EngineError, RequestCancelled
-from tests.api.fakes import Call, FakeService, SmallTokenizer, says
+from tests.api.fakes import Call, FakeService, SmallTokenizer, Stream, says
 
 TOKENIZER = SmallTokenizer()
 BYTES = st.integers(0, 255).map(lambda byte: TOKENIZER.byte_tokens(bytes([byte]))[0])
@@ -24,7 +24,7 @@ def run(tokens: list[int], sampling: SamplingParams, *, per_step: int, stops: tu
         choice = Choice(3, sampling, TOKENIZER.detokenizer(), stops)
         script = says(tokens, per_step=per_step)
         call = Call((1,), sampling)
-        return [delta async for delta in choice.deltas(script(call))]
+        return [delta async for delta in choice.deltas(Stream(script(call)))]
 
     return asyncio.run(collect())
 
@@ -93,7 +93,7 @@ async def test_an_engine_that_falls_silent_is_an_error(service: FakeService) -> 
 
     choice = Choice(0, SamplingParams(), TOKENIZER.detokenizer(), ())
     with pytest.raises(EngineError):
-        [delta async for delta in choice.deltas(script(Call((), SamplingParams())))]
+        [delta async for delta in choice.deltas(Stream(script(Call((), SamplingParams()))))]
 
 
 async def test_an_abort_that_no_client_asked_for_is_an_error() -> None:
@@ -105,4 +105,4 @@ async def test_an_abort_that_no_client_asked_for_is_an_error() -> None:
 
     choice = Choice(0, SamplingParams(), TOKENIZER.detokenizer(), ())
     with pytest.raises(RequestCancelled):
-        [delta async for delta in choice.deltas(script())]
+        [delta async for delta in choice.deltas(Stream(script()))]

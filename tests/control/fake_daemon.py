@@ -37,13 +37,14 @@ class FakeSource:
         self.refuse_drain = False
         self.uptime = 12.0
         self.phase: str | None = "load"
+        self.drain_seconds_left: float | None = None
 
     def status(self) -> schema.Status:
         return schema.Status(
             name=self.name, role="decode", state=self.state, epoch=schema.epoch_text(0xE), boot_id="boot-1",
             version="0.1.0", model="tiny", uptime_seconds=self.uptime, running=1, waiting=2,
             waiting_for_kv=1, batch_size=1, max_batch_size=64,
-            phase=self.phase, progress=0.42,
+            phase=self.phase, progress=0.42, drain_seconds_left=self.drain_seconds_left,
             reasons=() if self.state == "ready" else (f"it is {self.state}",),
             pages=schema.Pages(total=64, free=50, reserved=10, running=4),
             transfers=schema.Transfers(writes=self.writes, bytes=self.writes * 4096, units=self.writes),
@@ -65,7 +66,7 @@ class FakeSource:
         return schema.Peers(peers=(PEER,))
 
     def transfers(self) -> schema.TransferList:
-        row = schema.Transfer(peer="p0", direction="in", via="tcp", state="up", bytes=4096, writes=1, units=1)
+        row = schema.Transfer(peer="p0", direction="in", via="tcp", nic="eth0", state="up", bytes=4096, writes=1, units=1)
         return schema.TransferList(totals=self.status().transfers, transfers=(row,))
 
     def topology(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def test_each_command_has_json_with_a_schema(pdd: Pdd, daemon: Daemon, command: 
 def test_tables(pdd: Pdd, daemon: Daemon) -> None:
     assert "r-1  3.1s  wait_kv  p0    900    4  44/57  13 pages from p0" in clean(pdd("requests"), 0).stdout
     assert "p0    prefill  up     900us  tcp     512    40" in clean(pdd("peers"), 0).stdout
-    assert "p0    in   tcp  up     4.1 kB" in clean(pdd("transfers"), 0).stdout
+    assert "p0    in   tcp  eth0  up     4.1 kB" in clean(pdd("transfers"), 0).stdout
 
 
 def test_color_when_asked(pdd: Pdd, daemon: Daemon) -> None:
@@ -62,7 +62,14 @@ def test_reasons_and_state_come_first_when_not_ready(pdd: Pdd, daemon: Daemon) -
     daemon.source.state = "loading"
     out = clean(pdd("status"), 0).stdout
     assert "d0 decode loading load 42%" in out
-    assert "it is loading" in out
+    assert out.rstrip().endswith("(it is loading)")
+
+
+def test_a_drain_says_how_long_it_may_take(pdd: Pdd, daemon: Daemon) -> None:
+    daemon.source.state, daemon.source.drain_seconds_left = "draining", 108.0
+    out = clean(pdd("status"), 0).stdout
+    assert out.startswith("d0 decode draining 1m48s left  12.0s  running")
+    assert out.rstrip().endswith("(it is draining)")
 
 
 def test_watch_prints_until_the_daemon_stops(daemon: Daemon) -> None:
@@ -156,7 +163,7 @@ def test_errors_as_json(pdd: Pdd) -> None:
         "config",
         "requests show",
         "requests ls x",
-        "--timeout 5 status",
+        "--timeout five status",
         "top --interval 1h",
         "-i",
         "model import x",
@@ -297,6 +304,7 @@ def test_serve_dry_run_takes_flags_over_everything(pdd: Pdd, tmp_path: Path) -> 
         (["--model", "/nowhere"], "node.role: required"),
         (["--role", "both", "--model", "/nowhere"], "/nowhere is not a model folder"),
         (["--role", "prefill", "--demo"], "peers.listen: required for role prefill"),
+        (["--role", "decode", "--demo"], "peers.static: role decode needs a prefiller"),
         (["--role", "both", "--demo", "--listen", "0.0.0.0:80"], "0.0.0.0:80 is not loopback"),
         (["--role", "decode", "--demo", "--peer", "10.0.0.1:7700"], "10.0.0.1:7700 is not loopback"),
         (["--demo", "--set", "nope"], '"nope" is not an assignment'),

@@ -110,7 +110,7 @@ def test_etc_pdd_toml_explains_every_setting_and_its_values_are_the_defaults(tmp
     file = tmp_path / "pdd.toml"
     file.write_text(re.sub(r"^#([a-z_]+ = )", r"\1", text, flags=re.M))
     loaded, _ = load(file, env={}, demo=True)
-    plain, _ = load(env={"PDD_NODE__ROLE": "decode", "PDD_NODE__NAME": "node-1"}, demo=True, search=False)
+    plain, _ = load(env={"PDD_NODE__ROLE": "both", "PDD_NODE__NAME": "node-1"}, demo=True, search=False)
     assert loaded == plain
 
 

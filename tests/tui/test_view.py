@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdd.tui import view
-from pdd.tui.rates import History, bytes_per_second
+from pdd.tui.rates import History
 from tests.tui.frames import check_frame, recorded, scene_of
 
 SIZES = [(80, 24), (100, 30), (160, 48), (50, 12)]
@@ -85,12 +85,14 @@ def test_spark_scales_to_the_largest_and_shows_gaps() -> None:
     assert view.spark([5], 0, view.UNICODE) == ""
 
 
-# -- rates -------------------------------------------------------------------------------------------------------------
-def test_rates_between_two_documents() -> None:
-    one = {"transfers": {"bytes": 100, "bytes_received": 50}}
-    two = {"transfers": {"bytes": 300, "bytes_received": 40}}
-    assert bytes_per_second(one, two, 2.0) == {"in": 0.0, "out": 100.0}  # a fallen total is no negative rate
-    assert bytes_per_second(one, two, 0.0) == {"in": 0.0, "out": 0.0}
+# -- history -----------------------------------------------------------------------------------------------------------
+def test_rates_are_the_daemons() -> None:
+    history = History()
+    status = recorded()[0]["docs"]["status"]
+    rates = {**status["rates"]["1s"], "bytes_per_second": 3.0, "bytes_received_per_second": 4.0}
+    history.apply({"type": "snapshot", "docs": {"status": {**status, "rates": {"1s": rates, "10s": rates}}}}, 0.0)
+    history.apply({"type": "delta", "docs": {"status": {"transfers": {**status["transfers"], "bytes": 10**9}}}}, 1.0)
+    assert list(history.moved) == [7.0, 7.0]
 
 
 def test_deltas_merge_member_by_member() -> None:
@@ -101,19 +103,17 @@ def test_deltas_merge_member_by_member() -> None:
     assert history.status is not None
     assert history.status["epoch"] == lines[0]["docs"]["status"]["epoch"]
     assert history.status["batch_size"] == lines[-1]["docs"]["status"]["batch_size"]
-    assert len(history.moved) == len(lines) - 1
+    assert len(history.moved) == len(lines)
 
 
-def test_a_restart_leaves_a_gap_and_no_rate_across_it() -> None:
+def test_a_restart_leaves_a_gap() -> None:
     history = History()
     first, second = recorded()[0], recorded()[0]
     history.apply(first, 1.0)
-    first["ts_mono"], second["ts_mono"] = 100.0, 101.0
     second["docs"]["status"]["boot_id"] = "another"
-    second["docs"]["status"]["transfers"] = {**second["docs"]["status"]["transfers"], "bytes": 0}
     history.apply(second, 2.0)
     assert list(history.batch)[1] is None
-    assert all(sample is None for sample in history.moved)
+    assert list(history.moved)[1] is None
     heartbeat = {"type": "heartbeat", "seq": 1}
     history.apply(heartbeat, 9.0)
     assert history.updated == 9.0

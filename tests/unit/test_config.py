@@ -84,6 +84,7 @@ def test_text_is_read_by_the_type_of_the_key() -> None:
         "scheduler.local_prefill_fallback=true",
         "drain.timeout=1m30s",
         "fabric.window_bytes=1MiB",
+        "node.role=decode",
         "peers.static=127.0.0.1:1, [::1]:2",
         'fabric.bind=["a", "b"]',
         "model.served_name=7",
@@ -204,19 +205,42 @@ def test_service_links_of_kubernetes_and_test_variables_are_passed_over() -> Non
     [
         (("node.role=prefill",), "peers.listen: required for role prefill"),
         (("peers.listen=0.0.0.0:7700",), "0.0.0.0:7700 is not loopback: peers must prove a shared token"),
-        (("peers.static=127.0.0.1:1,10.0.0.1:7700",), "10.0.0.1:7700 is not loopback"),
-        (("peers.static=node-3:7700",), "node-3:7700 is not loopback"),
+        (("node.role=decode", "peers.static=127.0.0.1:1,10.0.0.1:7700"), "10.0.0.1:7700 is not loopback"),
+        (("node.role=decode", "peers.static=node-3:7700"), "node-3:7700 is not loopback"),
         (("peers.static=127.0.0.1:0",), "is not a port"),
         (("peers.listen=127.0.0.1:0",), "127.0.0.1:0 has no port"),
         (("api.listen=127.0.0.1:0",), "127.0.0.1:0 has no port"),
         (("api.listen=[::]:8000",), "[::]:8000 is not loopback: clients must have a key"),
         (("peers.dead_after=1s",), "peers.dead_after: must be longer than peers.suspect_after"),
+        (("peers.static=127.0.0.1:1",), "peers.static: role both prefills by itself and asks no prefiller; remove it, or"),
+        (
+            ("node.role=prefill", "peers.listen=127.0.0.1:2", "peers.static=127.0.0.1:1"),
+            "peers.static: role prefill is asked, and connects to nobody; remove it, or set it on the decoders",
+        ),
+        (
+            ("node.role=decode", "peers.static=127.0.0.1:1", "peers.listen=127.0.0.1:2"),
+            "peers.listen: role decode takes no work of decoders; remove it, or use role prefill or both",
+        ),
+        (("node.role=decode",), "peers.static: role decode needs a prefiller: set peers.static (--peer HOST:PORT), or"),
     ],
 )
 def test_settings_that_do_not_fit_together(assignments: tuple[str, ...], message: str) -> None:
     found = mistakes(assignments=assignments)
     assert len(found) == 1
     assert message in found[0]
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ("node.role=both", "peers.listen=127.0.0.1:2"),  # serves clients and decoders
+        ("node.role=decode", "scheduler.local_prefill_fallback=true"),  # on its own until it is given prefillers
+        ("node.role=decode", "peers.static=127.0.0.1:1"),
+        ("node.role=prefill", "peers.listen=127.0.0.1:2"),
+    ],
+)
+def test_roles_that_fit_their_peers(assignments: tuple[str, ...]) -> None:
+    load(env=BASE, assignments=assignments, search=False)
 
 
 def test_off_loopback_is_fine_with_secrets() -> None:
@@ -229,7 +253,7 @@ def test_off_loopback_is_fine_with_secrets() -> None:
     assert load(env=BASE, assignments=sets, search=False)[0].peers.listen == "0.0.0.0:7700"
     load(
         env=BASE,
-        assignments=["peers.listen=[::1]:7700", "api.listen=localhost:1", "peers.static=[::ffff:127.0.0.1]:1"],
+        assignments=["node.role=decode", "api.listen=localhost:1", "peers.static=[::ffff:127.0.0.1]:1"],
         search=False,
     )
 
@@ -244,7 +268,7 @@ def test_rules_are_checked_beside_other_mistakes_but_not_on_wrong_keys() -> None
 def test_demo_needs_no_model_and_has_a_role() -> None:
     loaded, origins = load(env={}, demo=True, search=False)
     assert (loaded.node.role, loaded.model.path) == ("both", "")
-    assert load(env={"PDD_NODE__ROLE": "decode"}, demo=True, search=False)[0].node.role == "decode"
+    assert load(env={"PDD_NODE__ROLE": "prefill", "PDD_PEERS__LISTEN": "127.0.0.1:7700"}, demo=True, search=False)[0].node.role == "prefill"
     assert origins["node.role"].kind == "default"
 
 

@@ -7,7 +7,19 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pdd.metrics import DIRECTIONS, FAILURE_REASONS, OUTCOMES, PAGE_STATES, LinkTotals, Metrics, Snapshot, percentile
+from pdd.control import schema
+from pdd.kv.pool import PageState
+from pdd.metrics import (
+    DIRECTIONS,
+    FAILURE_REASONS,
+    FALLBACKS,
+    OUTCOMES,
+    PAGE_STATES,
+    LinkTotals,
+    Metrics,
+    Snapshot,
+    percentile,
+)
 
 PROMISED = (
     "requests_running",
@@ -28,7 +40,6 @@ PROMISED = (
     "kv_transfer_failures_total",
     "kv_leases_expired_total",
     "kv_fallback_total",
-    "nic_link_utilization_ratio",
     "peer_up",
     "engine_heartbeat_age_seconds",
     "build_info",
@@ -51,13 +62,18 @@ def test_everything_is_there_at_zero() -> None:
     names = {name for name, _ in found}
     for name in PROMISED:
         assert {f"pdd_{name}", f"pdd_{name}_bucket"} & names, name
+    text = Metrics().text()
+    assert "# HELP pdd_nic_link_utilization_ratio" in text  # it has no value where no line rate is known
+    assert "\npdd_nic_link_utilization_ratio" not in text
     nonzero = {key for key, value in found.items() if value and key[0] != "pdd_build_info"}
     assert nonzero == set()
     assert found["pdd_peer_up", (("peer", "p0"),)] == 0
 
 
 def test_every_label_set_exists_before_its_first_event() -> None:
-    found = samples(Metrics(provider="odd"))
+    metrics = Metrics()
+    metrics.sees_provider("odd")
+    found = samples(metrics)
     for state in PAGE_STATES:
         assert ("pdd_kv_pages", (("state", state),)) in found
     for reason in FAILURE_REASONS:
@@ -67,7 +83,12 @@ def test_every_label_set_exists_before_its_first_event() -> None:
     for direction in DIRECTIONS:
         for via in ("tcp", "efa", "odd"):
             assert ("pdd_kv_transfer_seconds_count", (("direction", direction), ("via", via))) in found
-    assert ("pdd_kv_fallback_total", (("from", "remote"), ("to", "local"))) in found
+    for to in FALLBACKS:
+        assert ("pdd_kv_fallback_total", (("from", "remote"), ("to", to))) in found
+
+
+def test_the_states_of_pages_are_those_of_the_pool_and_the_documents() -> None:
+    assert set(PAGE_STATES) == {state.value for state in PageState} | {"free"} == {*schema.Pages.__struct_fields__} - {"total"}
 
 
 def test_totals_are_the_owners_own_numbers() -> None:

@@ -25,11 +25,11 @@ from pdd.errors import (
     EXIT_LIMITS,
     ConfigError,
     EngineError,
+    FabricFailure,
     LimitError,
     ModelError,
     PddError,
     RankDied,
-    TopologyError,
 )
 
 FAKE_RANK = Path(__file__).parents[2] / "fake_rank.py"
@@ -120,7 +120,7 @@ def test_a_rank_that_ignores_shutdown_is_killed(make: Make, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("error_id", "kind", "exit_code"),
     [("E780", ConfigError, EXIT_CONFIG), ("E781", ModelError, EXIT_CONFIG), ("E770", LimitError, EXIT_LIMITS),
-     ("E690", TopologyError, EXIT_DEVICE_MISSING), ("E750", EngineError, EXIT_ENGINE_DIED),
+     ("E520", FabricFailure, EXIT_DEVICE_MISSING), ("E750", EngineError, EXIT_ENGINE_DIED),
      ("E-of-a-later-release", EngineError, EXIT_ENGINE_DIED)],
 )
 def test_a_start_that_fails_says_what_the_rank_said(

@@ -1,0 +1,71 @@
+"""Turns what parts report into numbers: latencies and outcomes into metrics, traffic into flows, failures into counts.
+
+Owner: the main loop, but for `step_done` and what it leads to, which the engine thread calls.
+"""
+
+from __future__ import annotations
+
+import collections
+
+from pdd.daemon.flows import IN, OUT, Flows
+from pdd.daemon.ledger import Ledger
+from pdd.engine.request import EngineEvent, Finished, KvReserved
+from pdd.messenger.status import AttemptDone, JobDone
+from pdd.metrics import Metrics
+
+
+class Meter:
+    """The engine's events come here after the ledger has taken them."""
+
+    def __init__(self, metrics: Metrics, ledger: Ledger) -> None:
+        self.flows = Flows()
+        self.failures: collections.Counter[str] = collections.Counter()  # attempts of this decoder, by reason
+        self.cached_tokens = 0
+        self._metrics = metrics
+        self._ledger = ledger
+        self._via = ""
+        self._page_bytes = 0
+
+    def moves_pages(self, via: str, page_bytes: int) -> None:
+        """The fabric is open. `page_bytes`: of one unit, a page of one layer."""
+        self._via, self._page_bytes = via, page_bytes
+        self._metrics.sees_provider(via)
+
+    def engine_event(self, event: EngineEvent) -> None:
+        match event:
+            case KvReserved():
+                entry = self._ledger.find(event.request_id)
+                if entry is not None and entry.attempts == 1 and entry.started is not None:
+                    self._metrics.queue_time.observe(entry.started - entry.received)
+            case Finished():
+                self.cached_tokens += event.cached_tokens
+                self._metrics.cached_tokens.inc(event.cached_tokens)
+            case _:
+                pass
+
+    def attempt_done(self, done: AttemptDone) -> None:
+        """A try at the KV of a prompt is over."""
+        if not done.whole:
+            self.failures[done.reason] += 1
+        if not done.peer:  # nobody was asked
+            return
+        flow = self.flows.of(done.peer, IN)
+        if done.whole:
+            seconds = 0.0 if done.asked is None else done.finished - done.asked  # None: there was nothing to send
+            flow.bytes += done.units * self._page_bytes
+            flow.units += done.units
+            flow.times.append(seconds)
+            self._metrics.kv_transfer.labels(IN, self._via).observe(seconds)
+        elif done.reason != "cancelled":
+            flow.failed += 1
+
+    def job_done(self, done: JobDone, *, failed: bool) -> None:
+        """A prefill for a decoder is over. `failed`: neither whole nor only cancelled."""
+        flow = self.flows.of(done.peer, OUT)
+        flow.writes += done.writes
+        flow.bytes += done.bytes
+        flow.units += done.units
+        flow.failed += failed
+        if done.whole and done.started is not None:
+            flow.times.append(done.busy_seconds)
+            self._metrics.kv_transfer.labels(OUT, self._via).observe(done.busy_seconds)

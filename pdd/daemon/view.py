@@ -1,0 +1,164 @@
+"""What documents read of a node, from the snapshots of its parts. Each answer is of one moment and comes at once.
+
+A part that is not there yet, or that the role does not need, reads as empty. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from pdd.api.service import Health
+from pdd.control import schema
+from pdd.daemon.flows import IN, OUT, Flow, Names
+from pdd.engine.rank_protocol import RankReady
+from pdd.engine.snapshot import EngineSnapshot
+from pdd.messenger.status import AttemptStatus, DecoderCounters, JobStatus, PeerStatus, PrefillerCounters
+
+if TYPE_CHECKING:
+    from pdd.daemon.node import Node
+
+
+class NodeView:
+    """Owner: the main loop."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._callers = Names()  # decoders that were ever linked, as labels
+
+    # -- state ------------------------------------------------------------------------------------------------------
+    def state(self) -> tuple[str, tuple[str, ...]]:
+        """The word for `pdd status`, and why the node is not ready."""
+        node, reasons = self._node, self._reasons()
+        if node.phase.name != "serve":
+            return ("starting" if node.phase.name == "bind" else "loading"), reasons
+        if node.drain.active:
+            return ("draining" if any(node.drain.open_work()) else "drained"), reasons
+        return ("ready" if not reasons else "not_ready"), reasons
+
+    def _reasons(self) -> tuple[str, ...]:
+        """Why new work is not taken, or not served, now."""
+        node = self._node
+        if node.phase.name != "serve":
+            progress = "" if node.phase.progress is None else f" {node.phase.progress:.0%}"
+            return (f"starting: {node.phase.name}{progress}",)
+        if node.drain.active:
+            requests, pushes = node.drain.open_work()
+            return (f"draining: {requests} requests and {pushes} prefills for decoders are left",)
+        if node.decoder is None or node.config.scheduler.local_prefill_fallback or node.decoder.peers.usable_links():
+            return ()
+        return (f"no prefiller: {node.decoder.peers.explain()}",)
+
+    def summary(self) -> str:
+        """One line for systemd and the log."""
+        state, reasons = self.state()
+        word = f"{self._node.config.node.role} {state}"
+        return (
+            f"{word} ({'; '.join(reasons)})" if reasons
+            else f"{word}, {self._node.model_name} at {self._node.config.api.listen}"
+        )  # fmt: skip
+
+    def health(self) -> Health:
+        live = not self._node.failed.done() and self.turn_age() < self._node.config.engine.step_timeout
+        return Health(live=live, reasons=self._reasons())
+
+    # -- engine and ranks ---------------------------------------------------------------------------------------------
+    @property
+    def snapshot(self) -> EngineSnapshot | None:
+        return None if self._node.engine is None else self._node.engine.snapshot
+
+    def turn_age(self) -> float:
+        """How long the engine's turn in hand has been running; 0 while it has nothing to do."""
+        busy = None if self._node.engine is None else self._node.engine.busy_since
+        return 0.0 if busy is None else time.monotonic() - busy
+
+    @property
+    def ranks(self) -> tuple[RankReady, ...]:
+        return tuple(rank.ready for rank in self._node.ranks)
+
+    @property
+    def num_layers(self) -> int:
+        return self.ranks[0].num_layers if self.ranks else 0
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of one layer on one rank."""
+        return self.ranks[0].layout.page_bytes if self.ranks else 0
+
+    # -- messenger ----------------------------------------------------------------------------------------------------
+    def dialled(self) -> tuple[PeerStatus, ...]:
+        """The prefillers of this decoder."""
+        return () if self._node.decoder is None else self._node.decoder.peer_status()
+
+    def callers(self) -> tuple[PeerStatus, ...]:
+        """The decoders of this prefiller, as far as their links are up."""
+        return () if self._node.prefiller is None else self._node.prefiller.peer_status()
+
+    def peers_up(self) -> dict[str, bool]:
+        """Whether each peer takes work, by the address that is dialled or by the name of who called, which are bounded."""
+        up = {status.address: status.state == "up" and not status.draining for status in self.dialled()}
+        now = {self._callers.label(status.name) for status in self.callers() if status.state == "up"}
+        return {**up, **{name: name in now for name in (*self._callers.all(), *now)}}
+
+    def attempts(self) -> tuple[AttemptStatus, ...]:
+        return () if self._node.decoder is None else self._node.decoder.attempts()
+
+    def jobs(self) -> tuple[JobStatus, ...]:
+        return () if self._node.prefiller is None else self._node.prefiller.jobs()
+
+    @property
+    def num_attempts(self) -> int:
+        return 0 if self._node.decoder is None else self._node.decoder.num_open
+
+    @property
+    def num_jobs(self) -> int:
+        return 0 if self._node.prefiller is None else self._node.prefiller.num_jobs
+
+    @property
+    def attempt_counts(self) -> DecoderCounters:
+        return DecoderCounters() if self._node.decoder is None else self._node.decoder.counters
+
+    @property
+    def prefill_counts(self) -> PrefillerCounters:
+        return PrefillerCounters() if self._node.prefiller is None else self._node.prefiller.counters
+
+    def failures(self) -> dict[str, int]:
+        """Attempts of this decoder and prefills for decoders that did not complete, by why."""
+        found, prefills = dict(self._node.meter.failures), self.prefill_counts
+        for reason in ("refused", "cancelled", "failed"):
+            found[reason] = found.get(reason, 0) + getattr(prefills, reason)
+        return found
+
+    # -- fabric -------------------------------------------------------------------------------------------------------
+    @property
+    def provider(self) -> str:
+        return "" if self._node.fabric is None else self._node.fabric.provider
+
+    def fabric_stats(self) -> dict[str, Any]:
+        return {} if self._node.fabric is None else self._node.fabric.stats()
+
+    def fabric_info(self) -> schema.FabricInfo:
+        return schema.FabricInfo() if self._node.fabric is None else self._node.fabric.info()
+
+    def findings(self) -> tuple[schema.Finding, ...]:
+        return () if self._node.fabric is None else self._node.fabric.findings()
+
+    @property
+    def nics(self) -> str:
+        """The NICs of this node's fabric in one word."""
+        return "+".join(self.fabric_info().domains)
+
+    def nic_utilization(self) -> dict[str, float]:
+        """Share of the line rate that was used in the last second, of the busier direction. Empty: no rate is known."""
+        if self._node.line_rate is None:
+            return {}
+        now = self._node.rates().one_second
+        return {self.nics: max(now.bytes_per_second, now.bytes_received_per_second) / self._node.line_rate}
+
+    def flows(self) -> list[Flow]:
+        """Of every peer that is linked now, or with which anything was ever exchanged."""
+        flows = self._node.meter.flows
+        for status, direction in (*((s, IN) for s in self.dialled()), *((s, OUT) for s in self.callers())):
+            if status.state in ("up", "suspect"):  # else it has no name yet
+                flows.of(status.name, direction)
+        return flows.all()

@@ -1,0 +1,139 @@
+"""The failure of one consumer costs nobody an event, and no page is lost with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import types
+from typing import Any
+
+import pytest
+
+from pdd.config_load import load
+from pdd.daemon.dispatch import Dispatch
+from pdd.daemon.node import Node
+from pdd.engine.request import EngineEvent, Finished, FinishReason, KvOutcome, KvReserved, TokenOutput, Tokens
+
+EVENTS = [
+    Tokens("a", (TokenOutput(1),)),
+    KvReserved("b", 7, (1, 2), (3,)),
+    Finished("a", FinishReason.STOP),
+]
+
+
+def node_of(role: str = "both") -> Node:
+    sets = ["peers.static=127.0.0.1:1"] if role == "decode" else []
+    config, _ = load(env={"PDD_NODE__ROLE": role}, assignments=sets, demo=True, search=False)
+    return Node(config, demo=True)
+
+
+def test_every_consumer_gets_every_event_whatever_another_does(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[EngineEvent] = []
+
+    def broken(event: EngineEvent) -> None:
+        raise KeyError("boom")
+
+    dispatch = Dispatch()
+    for consumer in (broken, seen.append, broken):
+        dispatch.add(consumer)
+    with caplog.at_level(logging.ERROR):
+        dispatch.take(EVENTS)
+    assert seen == EVENTS
+    assert len(caplog.records) == 6
+    assert all(record.exc_info for record in caplog.records)
+    assert "Tokens of a could not be taken" in caplog.text
+
+
+def test_only_a_reservation_that_its_fetcher_failed_at_is_given_back() -> None:
+    lost: list[tuple[KvReserved, Exception]] = []
+
+    def broken(event: EngineEvent) -> None:
+        raise KeyError("boom")
+
+    dispatch = Dispatch()
+    dispatch.add(broken)
+    dispatch.add_fetcher(lambda event: None, lambda event, error: lost.append((event, error)))
+    dispatch.take(EVENTS)
+    assert lost == []
+    dispatch.add_fetcher(lambda event: broken(event), lambda event, error: lost.append((event, error)))
+    dispatch.take(EVENTS)
+    assert [event.attempt for event, _ in lost] == [7]
+    assert isinstance(lost[0][1], KeyError)
+
+
+class FakeEngine:
+    def __init__(self, *, joins: tuple[bool, ...] = (True,)) -> None:
+        self.settled: list[tuple[int, KvOutcome, Exception | None]] = []
+        self.aborted: list[str] = []
+        self.stopped = False
+        self._joins = list(joins)
+
+    def kv_settled(self, attempt: int, outcome: KvOutcome, *, error: Exception | None = None) -> None:
+        self.settled.append((attempt, outcome, error))
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def join(self, timeout: float) -> bool:
+        return self._joins.pop(0)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_pages_of_a_failed_reservation_go_back_unless_a_write_may_land(asked: bool) -> None:
+    node = node_of("decode")
+    engine: Any = FakeEngine()
+    attempts = (types.SimpleNamespace(attempt=7),) if asked else ()
+    decoder: Any = types.SimpleNamespace(attempts=lambda: attempts)
+    node.engine, node.decoder = engine, decoder
+    node._not_fetched(KvReserved("b", 7, (1, 2), (3,)), KeyError("boom"))
+    if asked:
+        assert engine.settled == []
+        assert engine.aborted == ["b"]
+    else:
+        [(attempt, outcome, error)] = engine.settled
+        assert (attempt, outcome) == (7, KvOutcome.RELEASED)
+        assert "boom" in str(error)
+
+
+# -- close -------------------------------------------------------------------------------------------------------------
+class Part:
+    def __init__(self, closed: list[str], name: str, *, fails: bool = False) -> None:
+        self._closed, self._name, self._fails = closed, name, fails
+
+    def close(self) -> None:
+        self._closed.append(self._name)
+        if self._fails:
+            raise RuntimeError(f"{self._name} is broken")
+
+
+class AsyncPart(Part):
+    async def close(self, seconds: float) -> None:  # type: ignore[override]
+        super().close()
+
+
+async def test_a_part_that_fails_to_close_keeps_no_other_open(caplog: pytest.LogCaptureFixture) -> None:
+    closed: list[str] = []
+    node: Any = node_of()
+    node.decoder, node.prefiller = (AsyncPart(closed, name, fails=True) for name in ("decoder", "prefiller"))
+    node.engine = FakeEngine()
+    node.fabric, node._executor = Part(closed, "fabric", fails=True), Part(closed, "ranks")
+    await node.close()
+    assert closed == ["decoder", "prefiller", "fabric", "ranks"]
+    assert node.engine.stopped
+    assert all(f"{name} could not be closed" in caplog.text for name in ("decoder", "prefiller", "fabric"))
+
+
+async def test_descriptors_of_a_step_that_does_not_end_stay_open() -> None:
+    """First its rank is killed, which ends it; when that does not help, nothing it uses is closed."""
+    for joins, expected in (((False, True), ["ranks"]), ((False, False), [])):
+        closed: list[str] = []
+        node: Any = node_of()
+        node.engine, node._executor = FakeEngine(joins=joins), Part(closed, "ranks")
+        rank = await asyncio.create_subprocess_exec("sleep", "60")
+        node.ranks = (types.SimpleNamespace(ready=types.SimpleNamespace(pid=rank.pid)),)
+        await node.close()
+        assert await rank.wait() == -9
+        assert closed == expected
