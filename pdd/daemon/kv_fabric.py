@@ -34,11 +34,15 @@ _WILDCARDS = ("0.0.0.0", "::")
 
 
 class KvFabric:
-    """Made on a thread (registration may take seconds), then used by the main loop. Owns mappings and fabric."""
+    """Opened before anything is loaded, so that a missing NIC is told at once; `take_memory` once the ranks are ready.
 
-    def __init__(self, config: Config, ranks: Sequence[RankInfo]) -> None:
+    Both may take seconds and belong on a thread; all else is for the main loop. Owns mappings and fabric.
+    """
+
+    def __init__(self, config: Config) -> None:
         """Raises FabricFailure or ConfigError: nothing fits what the config asks for."""
-        self._ranks = ranks
+        self._ranks: Sequence[RankInfo] = ()
+        self._memory: list[_native.MappedMemory] = []
         self._rdma_devices = sorted(os.listdir(_RDMA)) if os.path.isdir(_RDMA) else []
         wanted = config.fabric
         source = _source_address(config)
@@ -60,11 +64,27 @@ class KvFabric:
                 f"fabric.provider = {self.provider} cannot carry KV: nothing stops the writes of a peer that died or hangs",
                 hint="on one host, tcp over loopback can",
             )
+        self.events = FabricEvents(self.fabric, EventKinds(
+            imm_reached=_native.IMM_REACHED, imm_overrun=_native.IMM_OVERRUN, transfer_done=_native.TRANSFER_DONE,
+            endpoint_failed=_native.ENDPOINT_FAILED, endpoint_closed=_native.ENDPOINT_CLOSED,
+        ))
+        _log.info(
+            "%s over %s, libfabric %s (%s)", self.caps["provider"],
+            ", ".join(nic["address"] or nic["domain"] for nic in self.caps["nics"]), self.caps["library_version"],
+            self.caps["library_path"],
+        )
+
+    def take_memory(self, ranks: Sequence[RankInfo]) -> None:
+        """Maps and registers the ranks' KV memory, and watches their layer counter.
+
+        Raises:
+            LimitError: the memory cannot be registered.
+        """
+        self._ranks = ranks
         self._memory = [_native.MappedMemory(rank.kv_fd, rank.ready.kv_bytes) for rank in ranks]
         try:
             self.regions = tuple(self.fabric.register(memory.address, memory.nbytes) for memory in self._memory)
         except _native.FabricError as error:
-            self.fabric.close()
             raise LimitError(
                 f"the KV pool cannot be registered: {error}",
                 hint="raise the locked-memory limit: LimitMEMLOCK=infinity in the unit, `ulimit -l unlimited` in a shell",
@@ -73,16 +93,6 @@ class KvFabric:
         self._counter = _native.Counter(ranks[0].counter_fd)
         self.watch: int = self.fabric.watch(self._counter)
         self.planner = ShardPlanner(self.regions, _native.WritePlan)
-        self.events = FabricEvents(self.fabric, EventKinds(
-            imm_reached=_native.IMM_REACHED, imm_overrun=_native.IMM_OVERRUN, transfer_done=_native.TRANSFER_DONE,
-            endpoint_failed=_native.ENDPOINT_FAILED, endpoint_closed=_native.ENDPOINT_CLOSED,
-        ))
-        _log.info(
-            "fabric: %s over %s, libfabric %s (%s); %d region(s), %.1f MB", self.caps["provider"],
-            ", ".join(nic["address"] or nic["domain"] for nic in self.caps["nics"]),
-            self.caps["library_version"], self.caps["library_path"], len(self.regions),
-            sum(memory.nbytes for memory in self._memory) / 1e6,
-        )
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self.events.attach(loop)

@@ -1,10 +1,10 @@
 """One node: builds the parts that its role needs, in order, and takes them down in the opposite order.
 
-    sockets bound -> control up -> ranks load -> fabric, KV registered -> engine -> links -> API takes requests
+    sockets bound -> control up -> fabric -> ranks load -> KV registered -> engine -> links -> API takes requests
 
-A taken port is told before anything slow starts; the control socket answers while weights load. This is the only place
-that wires parts together, and the only one that looks at the role. What documents read of it is in view.py, how it drains
-in drain.py.
+A taken port or a missing NIC is told before anything slow starts; the control socket answers while weights load. This is
+the only place that wires parts together, and the only one that looks at the role. What documents read of it is in
+view.py, how it drains in drain.py.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _CLOSE_SECONDS = 5.0
 class Phase:
     """How far the start is."""
 
-    name: str  # bind, load, fabric, serve
+    name: str  # bind, fabric, load, register, serve
     progress: float | None = None  # 0 to 1
 
 
@@ -128,9 +128,11 @@ class Node:
         config = self.config
         _log.info("pdd %s %s %s, model %s", self.version, config.node.role, config.node.name, self.model_name)
         await self._bind()
-        await self._load()
         if config.peers.listen or config.node.role == "decode":
             await self._open_fabric()
+        await self._load()
+        if self.fabric is not None:
+            await self._register_memory(self.fabric)
         self._start_engine()
         await self._link_peers()
         self._open_for_requests()
@@ -189,10 +191,14 @@ class Node:
 
     async def _open_fabric(self) -> None:
         self.phase = Phase("fabric")
-        self.fabric = await asyncio.to_thread(KvFabric, self.config, self.ranks)
+        self.fabric = await asyncio.to_thread(KvFabric, self.config)
         self.fabric.attach(asyncio.get_running_loop())
-        self.meter.moves_pages(self.fabric.provider, self.view.page_bytes)
         self.line_rate = line_rate.bytes_per_second(self.view.fabric_info().domains)
+
+    async def _register_memory(self, fabric: KvFabric) -> None:
+        self.phase = Phase("register")
+        await asyncio.to_thread(fabric.take_memory, self.ranks)
+        self.meter.moves_pages(fabric.provider, self.view.page_bytes)
 
     def _start_engine(self) -> None:
         assert self._executor is not None
