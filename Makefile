@@ -21,10 +21,10 @@ model: setup ## the real small model, SmolLM2-135M-Instruct, as a Hugging Face f
 demo: model ## one prefiller and two decoders answer a chat (KEEP=1 leaves them up)
 	@$(PY) tools/demo.py --model $(MODEL) $(if $(KEEP),--keep)
 
-test: model lint ## lint and the default suite
+test: model lint native-test ## lint, the C++ tests and the default suite
 	$(PYTEST) -q -m 'not slow'
 
-test-all: model lint ## everything, the slow tests too
+test-all: model lint native-test ## everything, the slow tests too
 	$(PYTEST) -q
 
 lint: setup ## ruff, mypy (strict on the typed layers)
@@ -33,7 +33,7 @@ lint: setup ## ruff, mypy (strict on the typed layers)
 
 fmt: setup ## format Python imports and C++
 	$(VENV)/bin/ruff check --fix .
-	find native -name '*.h' -o -name '*.cc' | xargs clang-format -i
+	find native tests/native -name '*.h' -o -name '*.cpp' | xargs clang-format -i
 
 bench: model ## benchmarks: ratios against peers and limits, on a quiet machine
 	for b in tests/bench/bench_*.py; do echo "== $$b"; $(PY) $$b --model $(MODEL) || exit 1; done

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from pdd import units
+from pdd.address import parse_address
 
 Role = Literal["prefill", "decode", "both"]
 
@@ -47,13 +48,16 @@ def _tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _address(text: str) -> str:
-    units.parse_address(text)
-    return text
+def _listen_address(text: str) -> str:
+    return str(parse_address(text, listen=True))
 
 
-def _optional_address(text: str) -> str:
-    return _address(text) if text else text
+def _optional_listen_address(text: str) -> str:
+    return _listen_address(text) if text else text
+
+
+def _peer_address(text: str) -> str:
+    return str(parse_address(text))
 
 
 _DURATION = TextForm("duration", units.parse_duration, units.format_duration)
@@ -62,10 +66,11 @@ Duration = Annotated[
     float, _reader(_DURATION), _DURATION, WithJsonSchema({"type": "string", "examples": ["30s", "5m"]})
 ]
 Size = Annotated[int, _reader(_SIZE), _SIZE, WithJsonSchema({"type": "string", "examples": ["8MiB"]})]
-Address = Annotated[str, AfterValidator(_address)]
-OptionalAddress = Annotated[str, AfterValidator(_optional_address)]
+ListenAddress = Annotated[str, AfterValidator(_listen_address)]
+OptionalListenAddress = Annotated[str, AfterValidator(_optional_listen_address)]
+PeerAddress = Annotated[str, AfterValidator(_peer_address)]
 Strings = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
-Addresses = Annotated[tuple[Address, ...], BeforeValidator(_tuple)]
+PeerAddresses = Annotated[tuple[PeerAddress, ...], BeforeValidator(_tuple)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -167,10 +172,10 @@ class Fabric(Section):
 class Peers(Section):
     """Links between nodes."""
 
-    listen: OptionalAddress = Field(
+    listen: OptionalListenAddress = Field(
         default="", description="Address that decoders connect to. Required for role prefill."
     )
-    static: Addresses = Field(default=(), description="Prefillers that this decoder uses: a list of HOST:PORT.")
+    static: PeerAddresses = Field(default=(), description="Prefillers that this decoder uses: a list of HOST:PORT.")
     heartbeat: Duration = Field(default=0.5, gt=0, description="Time between two heartbeats on a link.")
     suspect_after: Duration = Field(default=1.5, gt=0, description="Silence after which a peer gets no new work.")
     dead_after: Duration = Field(
@@ -193,7 +198,7 @@ class Peers(Section):
 class Api(Section):
     """The HTTP port: the OpenAI API on role decode and both, health and metrics on all."""
 
-    listen: Address = Field(default="127.0.0.1:8000", description="Address of the port.")
+    listen: ListenAddress = Field(default="127.0.0.1:8000", description="Address of the port.")
     max_body: Size = Field(default=16 << 20, ge=1024, description="Largest request body.")
     api_keys_credential: str = Field(
         default="",

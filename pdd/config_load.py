@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import SecretStr, ValidationError
 
 from pdd import config_sources as sources
-from pdd import units
+from pdd.address import parse_address
 from pdd.config import Config, all_fields, sections, text_form
 from pdd.config_sources import Origin, Problem, Setting
 from pdd.errors import ConfigError
@@ -244,16 +244,21 @@ def _cross_checks(config: Config, origins: Mapping[str, Origin], demo: bool) -> 
     if not config.peers.token_credential:
         for key, addresses in (("peers.listen", (config.peers.listen,)), ("peers.static", config.peers.static)):
             for address in addresses:
-                if address and not units.is_loopback(units.parse_address(address)[0]):
+                if address and not parse_address(address, listen=True).is_loopback:
                     report(
                         key,
                         f"{address} is not loopback: peers must prove a shared token; set peers.token_credential",
                         "peers.token_credential",
                     )
-    for address in config.peers.static:
-        if units.parse_address(address)[1] == 0:
-            report("peers.static", f"{address} has no port")
-    if not units.is_loopback(units.parse_address(config.api.listen)[0]) and not config.api.api_keys_credential:
+    for key, addresses in (
+        ("api.listen", (config.api.listen,)),
+        ("peers.listen", (config.peers.listen,)),
+        ("peers.static", config.peers.static),
+    ):
+        for address in addresses:
+            if address and parse_address(address, listen=True).port == 0:
+                report(key, f"{address} has no port")
+    if not parse_address(config.api.listen, listen=True).is_loopback and not config.api.api_keys_credential:
         report(
             "api.listen",
             f"{config.api.listen} is not loopback: clients must have a key; set api.api_keys_credential",

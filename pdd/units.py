@@ -1,13 +1,12 @@
-"""Durations, sizes and addresses as people write them, and as people read them. Pure; stdlib only.
+"""Durations and sizes as people write them, and as people read them. Pure; stdlib only.
 
-Parsers take text with a unit ("1m30s", "64MiB", "[::1]:7700") and raise ValueError with a sentence that says how to
+Parsers take text with a unit ("1m30s", "64MiB") and raise ValueError with a sentence that says how to
 write it. Formatters go the other way and are kept narrow, for tables. No locale. A bare number is seconds, or
 bytes.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import re
 
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -25,7 +24,6 @@ _BYTES = {
 }
 _BARE = re.compile(r"[0-9]+(\.[0-9]+)?")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(B|[KMGT]i?B)")
-_ZONE = re.compile(r"%[A-Za-z0-9_.-]+$")
 
 
 def parse_duration(text: str) -> float:
@@ -49,45 +47,6 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ValueError(f'"{text}" is not a size; write a number and a unit, for example "64KiB", "8MiB" or "1GiB"')
     return int(float(match[1]) * _BYTES[match[2]])
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """(host, port) of "127.0.0.1:7700", "[::1]:7700", "node-3:7700".
-
-    The host comes without brackets; port 0 is allowed.
-    """
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket or not rest.startswith(":"):
-            raise ValueError(f'"{text}" is not an address; write [HOST]:PORT for IPv6')
-        port = rest[1:]
-        try:
-            ipaddress.IPv6Address(_ZONE.sub("", host))
-        except ValueError:
-            raise ValueError(f'"{text}" is not an address; "{host}" is not an IPv6 address') from None
-    else:
-        host, colon, port = text.rpartition(":")
-        if not colon or not host:
-            raise ValueError(f'"{text}" is not an address; write HOST:PORT, for example 127.0.0.1:7700')
-        if ":" in host:
-            raise ValueError(f'"{text}" is not an address; write IPv6 in brackets: [{host}]:{port}')
-        if re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", host) is None:
-            raise ValueError(f'"{text}" is not an address; "{host}" is not a host name')
-    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise ValueError(f'"{text}" is not an address; "{port}" is not a port (0 to 65535)')
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. A name other than localhost is taken as reachable from elsewhere."""
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(_ZONE.sub("", host))
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return address.is_loopback or (mapped is not None and mapped.is_loopback)
 
 
 def format_duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 import pathlib
+import shutil
 import sys
 import tempfile
 import time
@@ -66,9 +67,12 @@ def show_times(decoder: Node, prefiller: Node, request_id: str, client: dict[str
     key = request_id.split("-", 1)[1]
     ours: dict[str, Any] = decoder.control(f"/v1/requests/{key}")
     theirs: dict[str, Any] = prefiller.control(f"/v1/requests/{key}")
+    known = (ours["queue_seconds"], theirs["queue_seconds"], theirs["prefill_seconds"], theirs["exposed_seconds"])
+    rest = client["first"] - sum(seconds or 0.0 for seconds in known)
     print(f"   queue {milliseconds(ours['queue_seconds'])} · prefill {milliseconds(theirs['prefill_seconds'])}"
           f" (queued there {milliseconds(theirs['queue_seconds'])}) · exposed transfer {milliseconds(theirs['exposed_seconds'])}"
-          f" · first token {milliseconds(client['first'])} · per token {milliseconds(client['gap'])}")
+          f" · decode step and HTTP {milliseconds(rest)}"
+          f" → first token {milliseconds(client['first'])} · per token {milliseconds(client['gap'])}")
     print(f"   {theirs['transfer']['pages']} pages in {theirs['transfer']['writes']} writes, {theirs['transfer']['bytes'] / 1e6:.2f} MB,"
           f" {ours['transfer']['units']} units counted by immediates, over {theirs['transfer']['via']}")
 
@@ -94,7 +98,7 @@ def main() -> int:
     nodes = [p0, d0, d1, b0]
     ok = False
     try:
-        print("· starting one prefiller (p0), two decoders (d0, d1) and, to check them, one node that does both (b0)")
+        print("· starting one prefiller (p0), two decoders (d0, d1) and, to check them, one node that does both (b0), in fp32")
         for node in nodes:
             node.start()
         for node in nodes:
@@ -113,7 +117,9 @@ def main() -> int:
             ok &= same
             print("   the same answer as the node that does both" if same else f"   NOT the answer of the node that does both: {oracle!r}")
         if args.keep:
-            print(f"\nThe nodes are up. Look at them:\n  pdd --run-dir {run_dir} -i d0 top\n  pdd --run-dir {run_dir} -i d0 status\n"
+            pdd = pathlib.Path(sys.executable).parent / "pdd"
+            pdd = pdd.relative_to(pathlib.Path.cwd()) if pdd.is_relative_to(pathlib.Path.cwd()) else pdd
+            print(f"\nThe nodes are up. Look at them:\n  {pdd} --run-dir {run_dir} -i d0 top\n  {pdd} --run-dir {run_dir} -i p0 transfers\n"
                   f"  curl -s {d0.url}/v1/models\nStop them: kill {' '.join(str(n.pid) for n in nodes)}")
             return 0 if ok else 1
         codes = {node.name: node.stop() for node in (d0, d1, b0, p0)}
@@ -124,6 +130,8 @@ def main() -> int:
         if not (args.keep and ok):
             for node in nodes:
                 node.kill()
+            if ok:
+                shutil.rmtree(run_dir, ignore_errors=True)
 
 
 if __name__ == "__main__":

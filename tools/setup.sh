@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 venv=${1:?usage: tools/setup.sh VENV}
 torch=${TORCH:-torch==2.13.0}
 python=${PYTHON:-python3}
-say() { printf '\033[1m· %s\033[0m\n' "$*" >&2; }
+say() { if [ -t 2 ]; then printf '\033[1m· %s\033[0m\n' "$*" >&2; else printf '· %s\n' "$*" >&2; fi; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
 "$python" - <<'PY' || die "pdd needs Python >= 3.11; point PYTHON at one (PYTHON=/path/to/python3.11 make ...)"

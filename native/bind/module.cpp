@@ -67,6 +67,7 @@ nb::dict library_dict(const std::string& path) {
 nb::dict caps_dict(const ProviderCaps& caps) {
     nb::dict out;
     out["provider"] = caps.provider;
+    out["kind"] = caps.kind;
     out["wire"] = caps.wire;
     out["fabric"] = caps.fabric;
     out["domain"] = caps.domain;
@@ -238,14 +239,15 @@ void bind_fabric(nb::module_& m) {
     using Unlocked = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Engine>(m, "Fabric")
         .def(nb::new_([](const std::string& provider, const std::string& library, const std::vector<std::string>& bind,
-                         uint32_t window_ops, uint64_t window_bytes, const std::string& idle,
-                         const std::vector<int>& cpus) {
-                 const EngineConfig config{provider, library, python_search_dirs(), bind, window_ops, window_bytes,
-                                           idle,     cpus};
+                         const std::string& source, const std::string& require, uint32_t window_ops,
+                         uint64_t window_bytes, const std::string& idle, const std::vector<int>& cpus) {
+                 const EngineConfig config{provider, library,    python_search_dirs(), bind, source, require,
+                                           window_ops, window_bytes, idle,              cpus};
                  const nb::gil_scoped_release unlocked;
                  return unwrap(Engine::open(config));
              }),
              nb::kw_only(), "provider"_a = "auto", "library"_a = "", "bind"_a = std::vector<std::string>{},
+             "source"_a = "", "require"_a = "",
              "window_ops"_a = 64, "window_bytes"_a = 8 << 20, "idle"_a = "auto", "cpus"_a = std::vector<int>{})
         .def_prop_ro("caps", &engine_caps)
         .def("fileno", &Engine::fileno)

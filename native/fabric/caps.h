@@ -9,6 +9,7 @@ namespace pdd {
 
 struct ProviderCaps {
     std::string provider;  // as this library calls it
+    std::string kind;      // as an operator calls it: efa, verbs, tcp, shm
     std::string wire;      // nodes whose wire is equal understand each other ("tcp" is both 1.17's net and 2.x's tcp)
     std::string fabric;
     std::string domain;

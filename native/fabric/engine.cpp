@@ -40,7 +40,7 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config) {
     engine->thread_ = std::thread([config, idle = *idle, library = choice->library, shared = engine->shared_,
                                    opened = std::move(opened)]() mutable {
         pin_thread(config.cpus);
-        auto domains = open_domains(library, config.provider, config.bind);
+        auto domains = open_domains(library, config);
         if (domains) {
             std::vector<ProviderCaps> caps;
             for (const auto& domain : *domains) caps.push_back(domain->caps());

@@ -32,6 +32,8 @@ struct EngineConfig {
     std::string library;
     std::vector<SearchDir> search;
     std::vector<std::string> bind;
+    std::string source;   // local address for providers whose NICs are named by one (tcp), when bind is empty
+    std::string require;  // kind or name of the only provider to use; empty: any
     uint32_t window_ops = 64;
     uint64_t window_bytes = 8 << 20;
     std::string idle = "auto";
@@ -112,8 +114,7 @@ class Engine {
 };
 
 // Opens the NICs that `config` asks for: the best provider that has all of them. For Engine and for probing.
-Result<Domains> open_domains(const std::shared_ptr<const Library>& library, const std::string& provider,
-                             const std::vector<std::string>& bind);
+Result<Domains> open_domains(const std::shared_ptr<const Library>& library, const EngineConfig& config);
 
 // Every usable provider's best NIC, opened and closed again.
 Result<std::vector<ProviderCaps>> probe(const LibraryChoice& choice, const std::string& provider);

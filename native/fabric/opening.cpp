@@ -23,17 +23,23 @@ Result<Domains> open_all(const std::shared_ptr<const Library>& library, const st
 
 }  // namespace
 
-Result<Domains> open_domains(const std::shared_ptr<const Library>& library, const std::string& provider,
-                             const std::vector<std::string>& bind) {
-    auto order = provider_order(*library, provider);
+Result<Domains> open_domains(const std::shared_ptr<const Library>& library, const EngineConfig& config) {
+    auto order = provider_order(*library, config.provider);
     if (!order) return order.error();
     std::string tried;
     for (const auto& name : *order) {
-        auto domains = open_all(library, name, bind);
+        const std::string kind = provider_kind(name);
+        if (!config.require.empty() && config.require != kind && config.require != name) {
+            tried += "\n  " + name + ": not the required " + config.require;
+            continue;
+        }
+        // A tcp NIC is named by its address: without one libfabric picks an interface that peers may not reach.
+        const bool addressed = config.bind.empty() && kind == "tcp" && !config.source.empty();
+        auto domains = open_all(library, name, addressed ? std::vector<std::string>{config.source} : config.bind);
         if (domains) return domains;
         tried += "\n  " + domains.error().message;
     }
-    return Error{"no usable provider for '" + provider + "' in libfabric " + library->version_text() + " (" +
+    return Error{"no usable provider for '" + config.provider + "' in libfabric " + library->version_text() + " (" +
                      library->path + "); tried:" + tried,
                  FI_ENODATA};
 }

@@ -39,6 +39,7 @@ bool is_tcp(const std::string& provider) {
 ProviderCaps read_caps(const Library& library, const fi_info& info) {
     ProviderCaps caps;
     caps.provider = info.fabric_attr->prov_name;
+    caps.kind = provider_kind(caps.provider);
     caps.wire = wire_of(library, caps.provider);
     caps.fabric = info.fabric_attr->name != nullptr ? info.fabric_attr->name : "";
     caps.domain = info.domain_attr->name != nullptr ? info.domain_attr->name : "";
@@ -92,6 +93,11 @@ fi_info* query(const Library& library, const std::string& bind, fi_info* hints, 
 }
 
 }  // namespace
+
+std::string provider_kind(const std::string& provider) {
+    if (provider == "net") return "tcp";
+    return provider.substr(0, provider.find(';'));
+}
 
 Result<std::vector<std::string>> provider_order(const Library& library, const std::string& wanted) {
     const std::string tcp = library.at_least(1, 18) ? "tcp" : "net";  // 1.18 renamed it

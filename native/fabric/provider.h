@@ -24,6 +24,9 @@ struct NicOffer {
 };
 
 // The provider names to try for `wanted` (a name, or "auto"), best first.
+// The operator's word for a provider: verbs for verbs;ofi_rxm, tcp for 1.17's net.
+std::string provider_kind(const std::string& provider);
+
 Result<std::vector<std::string>> provider_order(const Library& library, const std::string& wanted);
 
 // All NICs that `provider` offers at `bind`: a numeric local address, a domain name, or "" for any, best first. Never

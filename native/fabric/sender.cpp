@@ -142,7 +142,7 @@ void Sender::post(Transfer& transfer, const WriteBatch& batch, Fault fault) {
         if (window_.ops() > 0 || blocked_since_ == decltype(now){})
             blocked_since_ = now;
         else if (now - blocked_since_ > kConnectDeadline)
-            fail("no connection: the provider takes no write for 10 s");
+            fail("fi_writemsg (" + port_.name() + "): no connection, no write was taken for 10 s");
         return;
     }
 
@@ -207,7 +207,7 @@ void Sender::complete(Op* op, int error) {
 void Sender::fail(const std::string& reason) {
     if (!failure_.empty()) return;
     failure_ = reason;
-    shared_.events.push({.kind = EventKind::EndpointFailed, .id = endpoint_, .text = port_.name() + ": " + reason});
+    shared_.events.push({.kind = EventKind::EndpointFailed, .id = endpoint_, .text = reason});
     for (auto it = transfers_.begin(); it != transfers_.end();) drop(*(it++)->second, reason);
 }
 

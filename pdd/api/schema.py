@@ -21,6 +21,10 @@ MAX_STOP_LENGTH = 4096  # characters
 MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
 MAX_MESSAGES = 65_536
+MAX_CONTAINERS = 131_072  # arrays and objects of a body: each costs microseconds in which no other thread runs
+
+# A string, skipped whole, or the begin of a container.
+_STRING_OR_CONTAINER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]', re.DOTALL)
 
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -123,6 +127,7 @@ def parse(body: bytes, kind: type[B]) -> B:
         InvalidRequest: names the first field at fault.
     """
     try:
+        _check_containers(body)
         parsed = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _invalid_field(str(error)) from None
@@ -196,3 +201,14 @@ def _check_chat(body: ChatBody) -> None:
         raise InvalidRequest(f"messages has more than {MAX_MESSAGES} entries", param="messages")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
+
+
+def _check_containers(body: bytes) -> None:
+    """Decoding holds the GIL to its end, and millions of arrays take it seconds: probes would not be answered."""
+    if body.count(b"[") + body.count(b"{") <= MAX_CONTAINERS:
+        return
+    number = 0
+    for match in _STRING_OR_CONTAINER.finditer(body):
+        number += body[match.start()] != 0x22  # "
+        if number > MAX_CONTAINERS:
+            raise InvalidRequest(f"the body has more than {MAX_CONTAINERS} arrays and objects")

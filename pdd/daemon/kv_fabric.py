@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from pdd.address import parse_address
 from pdd.config import Config
 from pdd.control import schema
-from pdd.daemon.listen import local_address_towards
+from pdd.daemon.listen import local_address_towards, numeric_host
 from pdd.engine.executor import RankInfo
-from pdd.errors import ConfigError, FabricFailure
+from pdd.errors import ConfigError, FabricFailure, LimitError
 from pdd.fabric import _native
 from pdd.messenger import wire
-from pdd.messenger.address import parse_address
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
@@ -28,8 +29,8 @@ from pdd.messenger.settings import LinkSettings
 from pdd.states import record_nothing
 
 _log = logging.getLogger("pdd.fabric")
+_RDMA = "/sys/class/infiniband"
 _WILDCARDS = ("0.0.0.0", "::")
-_ADDRESSED = ("tcp", "net", "tcp;ofi_rxm")  # providers whose NICs are named by local addresses
 
 
 class KvFabric:
@@ -38,33 +39,36 @@ class KvFabric:
     def __init__(self, config: Config, ranks: Sequence[RankInfo]) -> None:
         """Raises FabricFailure or ConfigError: nothing fits what the config asks for."""
         self._ranks = ranks
+        self._rdma_devices = sorted(os.listdir(_RDMA)) if os.path.isdir(_RDMA) else []
         wanted = config.fabric
+        source = _source_address(config)
         try:
-            offers = _native.probe(wanted.library, wanted.provider)
-            if not offers:
-                raise ConfigError(f"no libfabric provider fits fabric.provider = {wanted.provider}")
-            if wanted.require and offers[0]["provider"] != wanted.require:
-                raise ConfigError(
-                    f"fabric.require = {wanted.require}, but the best provider here is {offers[0]['provider']}",
-                    hint="`fi_info -l` lists what libfabric sees; is the device there, and its driver loaded?",
-                )
-            bind = list(wanted.bind) or _own_address(config, offers[0]["provider"])
             self.fabric = _native.Fabric(
-                provider=offers[0]["provider"], library=wanted.library, bind=bind, window_ops=wanted.window_ops,
-                window_bytes=wanted.window_bytes, idle=wanted.idle,
+                provider=wanted.provider, library=wanted.library, bind=list(wanted.bind), source=source,
+                require=wanted.require, window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
             )
         except _native.FabricError as error:
-            raise FabricFailure(
-                str(error), hint="install the extra [fabric] or Debian's libfabric1, or set fabric.library"
-            ) from None
+            hint = f"fabric.require = {wanted.require} allows nothing else" if wanted.require else (
+                "install the extra [fabric] or Debian's libfabric1, or set fabric.library"
+            )
+            raise FabricFailure(str(error), hint=hint) from None
         self.caps: dict[str, Any] = self.fabric.caps
-        self.provider: str = self.caps["provider"]
+        self.provider: str = self.caps["kind"]
+        if self.caps["fence"] != "endpoint":
+            self.fabric.close()
+            raise ConfigError(
+                f"fabric.provider = {self.provider} cannot carry KV: nothing stops the writes of a peer that died or hangs",
+                hint="on one host, tcp over loopback can",
+            )
         self._memory = [_native.MappedMemory(rank.kv_fd, rank.ready.kv_bytes) for rank in ranks]
         try:
             self.regions = tuple(self.fabric.register(memory.address, memory.nbytes) for memory in self._memory)
         except _native.FabricError as error:
             self.fabric.close()
-            raise FabricFailure(str(error), hint="is LimitMEMLOCK (ulimit -l) large enough for the KV pool?") from None
+            raise LimitError(
+                f"the KV pool cannot be registered: {error}",
+                hint="raise the locked-memory limit: LimitMEMLOCK=infinity in the unit, `ulimit -l unlimited` in a shell",
+            ) from None
         assert ranks[0].counter_fd is not None  # rank 0 has the counter
         self._counter = _native.Counter(ranks[0].counter_fd)
         self.watch: int = self.fabric.watch(self._counter)
@@ -74,7 +78,8 @@ class KvFabric:
             endpoint_failed=_native.ENDPOINT_FAILED, endpoint_closed=_native.ENDPOINT_CLOSED,
         ))
         _log.info(
-            "fabric: %s over %s, libfabric %s (%s); %d region(s), %.1f MB", self.provider, bind or "the provider's choice",
+            "fabric: %s over %s, libfabric %s (%s); %d region(s), %.1f MB", self.caps["provider"],
+            ", ".join(nic["address"] or nic["domain"] for nic in self.caps["nics"]),
             self.caps["library_version"], self.caps["library_path"], len(self.regions),
             sum(memory.nbytes for memory in self._memory) / 1e6,
         )
@@ -119,22 +124,28 @@ class KvFabric:
         )
 
     def findings(self) -> tuple[schema.Finding, ...]:
-        if self.provider in ("efa", "verbs", "verbs;ofi_rxm"):
+        if self.provider in ("efa", "verbs"):
             return ()
-        message = f"KV travels over {self.provider}: no RDMA NIC is in use"
-        return (schema.Finding(id="F010", level="info", message=message),)
+        if not self._rdma_devices:
+            message = f"KV travels over {self.provider}: this host has no RDMA NIC"
+            return (schema.Finding(id="F010", level="info", message=message),)
+        message = (
+            f"KV travels over {self.provider} though this host has {', '.join(self._rdma_devices)}: libfabric "
+            f"{self.caps['library_version']} ({self.caps['library_path']}) offers no provider for it; set fabric.library to "
+            "one that does, and fabric.require so that nothing less is used"
+        )
+        return (schema.Finding(id="F011", level="warn", message=message),)
 
 
-def _own_address(config: Config, provider: str) -> list[str]:
-    """The local address that peers reach this node by, for providers that are told one; [] leaves it to the provider."""
-    if provider not in _ADDRESSED:
-        return []
+def _source_address(config: Config) -> str:
+    """The local address that peers reach this node by, or "" when any will do."""
     if config.peers.listen:
-        host = parse_address(config.peers.listen).host
-        return [] if host in _WILDCARDS else [host]
+        address = parse_address(config.peers.listen)
+        host = numeric_host(address.host, address.port)
+        return "" if host in _WILDCARDS else host
     for peer in config.peers.static:
         address = parse_address(peer)
         found = local_address_towards(address.host, address.port)
         if found is not None:
-            return [found]
-    return []
+            return found
+    return ""

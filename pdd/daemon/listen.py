@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import socket
+from typing import Any
 
+from pdd.address import parse_address
 from pdd.errors import AddressInUse, ConfigError
-from pdd.messenger.address import parse_address
 
 _BACKLOG = 512
 
@@ -17,12 +18,11 @@ def bind_tcp(text: str, key: str) -> socket.socket:
     Raises:
         AddressInUse: somebody else has it. ConfigError: this machine has no such address.
     """
-    address = parse_address(text)
+    address = parse_address(text, listen=True)
     try:
-        infos = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, place = _resolve(address.host, address.port)
     except socket.gaierror as error:
         raise ConfigError(f"{key}: {address.host!r} cannot be resolved: {error.strerror}") from None
-    family, _, _, _, place = infos[0]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -42,6 +42,22 @@ def bind_tcp(text: str, key: str) -> socket.socket:
         raise ConfigError(f"{key}: cannot listen on {address}: {error.strerror}") from None
     sock.setblocking(False)
     return sock
+
+
+def numeric_host(host: str, port: int) -> str:
+    """The IP address that `bind_tcp` listens on for `host`: libfabric takes no names.
+
+    Raises:
+        OSError: the name cannot be resolved.
+    """
+    return str(_resolve(host, port)[1][0])
+
+
+def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Family and socket address to bind."""
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, place = infos[0]
+    return family, place
 
 
 def local_address_towards(host: str, port: int) -> str | None:

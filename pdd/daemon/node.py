@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pdd import config_load
+from pdd.address import parse_address
 from pdd.api.app import ApiSettings, create_app
 from pdd.api.server import ApiServer
 from pdd.api.service import Health, Limits
@@ -42,7 +43,6 @@ from pdd.engine.snapshot import EngineSnapshot
 from pdd.errors import EngineError, PddError, RefusedInState, RequestCancelled
 from pdd.kv.pool import PagePool
 from pdd.messenger import wire
-from pdd.messenger.address import parse_address
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.router import route
@@ -219,6 +219,8 @@ class Node:
                 watch=fabric.watch, post=loop.call_soon_threadsafe, load=self._load_of_this_node,
                 report=self._job_done,
             )
+            if self._draining:  # since before it was there
+                self.prefiller.drain()
             await self.prefiller.start()
 
     def _open_for_requests(self) -> None:

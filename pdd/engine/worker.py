@@ -14,6 +14,7 @@ import argparse
 import ctypes
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -43,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     channel = Channel(socket.socket(fileno=arguments.fd))
     os.set_inheritable(arguments.fd, False)
     _die_with_parent()
+    if _is_alone(arguments.fd):
+        return EXIT_OK
     try:
         _serve(channel)
     except ChannelClosed:
@@ -89,8 +92,15 @@ def _die_with_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":
-        # A parent that died before this call is seen by the closed socket.
+        # A parent that died before this call is seen by the closed socket: _is_alone.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _is_alone(fd: int) -> bool:
+    """Whether the daemon died before it could take this process along. It may have asked for a model to be loaded."""
+    poll = select.poll()
+    poll.register(fd, 0)
+    return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 def _report(channel: Channel, failure: RankFailed) -> None:

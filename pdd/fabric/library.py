@@ -1,7 +1,8 @@
 """Where the Python environment keeps a libfabric of its own.
 
-The `mpich` wheel (extra `fabric`) installs libfabric 2.x outside of site-packages, below the environment's data directory.
-The native loader asks here for such places and adds the system's; this module loads nothing and decides nothing.
+The `mpich` wheel (extra `fabric`) installs libfabric 2.x outside of site-packages, below the environment's data
+directory. The native loader asks here for such places and adds the system's; this module loads nothing and decides
+nothing.
 """
 
 from __future__ import annotations

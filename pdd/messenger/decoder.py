@@ -19,6 +19,7 @@ import logging
 import random
 from collections.abc import Callable, Sequence
 
+from pdd.address import Address
 from pdd.engine.request import EngineEvent, EngineInbox, Finished, KvAbandoned, KvOutcome, KvReserved, KvSource
 from pdd.errors import (
     Draining,
@@ -32,7 +33,6 @@ from pdd.errors import (
     RequestTimeout,
 )
 from pdd.messenger import wire
-from pdd.messenger.address import Address
 from pdd.messenger.attempt import TABLE, Attempt, AttemptState
 from pdd.messenger.chooser import Chooser
 from pdd.messenger.link import LinkContext, PeerLink, Pulse

@@ -13,6 +13,7 @@ import struct
 
 import msgspec
 
+from pdd.address import Address
 from pdd.errors import PeerLost, PeerProtocol
 from pdd.messenger import wire
 
@@ -39,6 +40,10 @@ class FrameBuffer:
             return None
         (length,) = _HEADER.unpack_from(self._data)
         if not 0 < length <= self.limit:
+            start = bytes(self._data[: _HEADER.size])
+            if start.isascii() and start.decode().isprintable():  # "HTTP", "GET ": the port of some other service
+                raise PeerProtocol(f"the other end speaks no peer protocol, its first bytes are {start.decode()!r}: "
+                                   "is this the port of peers.listen, not of the API?")
             raise PeerProtocol(f"a frame of {length} bytes was announced; at most {self.limit} are allowed here")
         end = _HEADER.size + length
         if len(self._data) < end:
@@ -62,7 +67,7 @@ class FrameStream:
     def peer_name(self) -> str:
         """The other end's address, for logs."""
         name = self._writer.get_extra_info("peername")
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) and len(name) >= 2 else str(name)
+        return str(Address(name[0], name[1])) if isinstance(name, tuple) and len(name) >= 2 else str(name)
 
     def allow_large_frames(self) -> None:
         self._buffer.limit = wire.MAX_FRAME_BYTES

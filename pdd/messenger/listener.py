@@ -1,7 +1,8 @@
 """The decoders that call a prefiller: accepts their connections on a socket that was bound before.
 
 A decoder that calls a second time in the same life (it lost the first connection without this side noticing) replaces
-its old link. Strangers cost a bounded number of half-open handshakes and a rate-limited log line.
+its old link. Strangers cost a bounded number of half-open handshakes, of which the oldest gives way to a newcomer, and a
+rate-limited log line.
 """
 
 from __future__ import annotations
@@ -70,17 +71,21 @@ class PeerListener:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream = FrameStream(reader, writer)
         self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
-        if sum(link.state is LinkState.HANDSHAKE for link in self._links) >= _MAX_HANDSHAKES:
-            line = f"{stream.peer_name} is turned away: {_MAX_HANDSHAKES} handshakes are open"
-            self._quiet.log(logging.WARNING, line)
-            stream.abort()
-            return
+        self._make_room()
         set_socket_options(writer)
         link = PeerLink(
             self._context, stream, self._handler, initiator=False, label=stream.peer_name, admit=self._admit
         )  # fmt: skip
         # A task of our own: asyncio reports the cancellation of one that it made itself as an error.
         self._links[link] = asyncio.create_task(self._keep(link), name=f"decoder {link.label}")
+
+    def _make_room(self) -> None:
+        """Ends the oldest handshake when too many are open: a decoder's takes milliseconds, a stranger's may take for
+        ever, and whoever refused the newcomer instead would let silent strangers shut out every decoder."""
+        waiting = [link for link in self._links if link.state is LinkState.HANDSHAKE]  # the oldest first
+        if len(waiting) >= _MAX_HANDSHAKES:
+            waiting[0].fence(PeerLost(f"it makes room: {_MAX_HANDSHAKES} newer handshakes are open"))
+            self._links[waiting[0]].cancel()
 
     async def _keep(self, link: PeerLink) -> None:
         try:

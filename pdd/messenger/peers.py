@@ -15,8 +15,8 @@ import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 
+from pdd.address import Address
 from pdd.errors import PddError, PeerError, PeerIncompatible, PeerLost
-from pdd.messenger.address import Address
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.handshake import FieldDiff, Refusal
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink

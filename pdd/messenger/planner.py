@@ -43,7 +43,7 @@ class ShardPush:
 
 
 class ShardPlanner:
-    """Planner over `sharding.plan_writes`. `regions` are this node's fabric regions, one per rank."""
+    """Planner over `sharding.node_units` and `plan_node_writes`. `regions` are this node's fabric regions, one per rank."""
 
     def __init__(self, regions: Sequence[int], make_native: Callable[..., Any]) -> None:
         self._regions = tuple(regions)
@@ -52,24 +52,17 @@ class ShardPlanner:
     def expected_units(
         self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
     ) -> int:  # fmt: skip
-        src, dst = shard_spec(source), shard_spec(destination)
-        return sum(sharding.expected_units(src, dst, rank, num_tokens, skip_tokens) for rank in range(dst.tp))
+        return sharding.node_units(shard_spec(source), shard_spec(destination), num_tokens, skip_tokens)
 
     def plan(
         self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],
         destination_pages: Sequence[int], num_tokens: int, skip_tokens: int,
     ) -> Sequence[ShardPush]:  # fmt: skip
-        src, dst = shard_spec(source), shard_spec(destination)
-        return tuple(
-            self._push(
-                sharding.plan_writes(
-                    src, dst, src_rank=src_rank, dst_rank=dst_rank, num_tokens=num_tokens, skip_tokens=skip_tokens,
-                    src_pages=source_pages, dst_pages=destination_pages,
-                )
-            )
-            for dst_rank in range(dst.tp)
-            for src_rank in sharding.source_ranks(src, dst, dst_rank)
+        writes = sharding.plan_node_writes(
+            shard_spec(source), shard_spec(destination), num_tokens=num_tokens, skip_tokens=skip_tokens,
+            src_pages=source_pages, dst_pages=destination_pages,
         )  # fmt: skip
+        return tuple(map(self._push, writes))
 
     def _push(self, writes: sharding.ShardWrites) -> ShardPush:
         native = self._make_native(

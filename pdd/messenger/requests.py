@@ -83,18 +83,29 @@ class Tombstones:
 
 
 class Answered:
-    """What the last attempts of one link ended with: the answer to a Cancel that comes late."""
+    """What the last attempts of one link ended with: the answer to a Cancel that comes late.
+
+    A decoder numbers its attempts upwards, so one at or below the highest number that was forgotten here may be one
+    of those: its answer is that nobody knows, which makes the decoder fence the link.
+    """
 
     def __init__(self) -> None:
         self._ended: dict[int, wire.PrefillEnded] = {}
+        self._forgotten = -1  # the highest attempt that is no longer kept
 
     def __contains__(self, attempt: int) -> bool:
         return attempt in self._ended
 
     def get(self, attempt: int) -> wire.PrefillEnded | None:
-        return self._ended.get(attempt)
+        """None: no such attempt has ended on this link."""
+        ended = self._ended.get(attempt)
+        if ended is None and attempt <= self._forgotten:
+            return Ending("failed", "how it ended is no longer known").message_for(attempt, unknown=1)
+        return ended
 
     def add(self, ended: wire.PrefillEnded) -> None:
         self._ended[ended.attempt] = ended
         if len(self._ended) > MOST_ANSWERED:
-            del self._ended[next(iter(self._ended))]
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            self._forgotten = max(self._forgotten, oldest)

@@ -37,7 +37,7 @@ class Pusher:
 
 
 class PushSink:
-    """KvSink of one prefill. Owner: the engine thread; the main loop reads `computed_tokens`, `holds_pages`, `was_opened`."""
+    """KvSink of one prefill. Owner: the engine thread; the main loop only reads its public fields."""
 
     def __init__(
         self, pusher: Pusher, request_id: str, endpoint: int, key: int,

@@ -9,8 +9,15 @@ message for success: the decoder counts units.
 One link owns one fabric endpoint on each side. A link that ends, for whatever reason, closes its endpoint, and a
 closed endpoint is the fence: no write of this peer lands any more.
 
-An attempt is named by its number, which is never used twice in a decoder's life. Its key only tags writes and may be
-reused for a later attempt as soon as nothing that carries it can arrive, while the other side still tidies up.
+An attempt is named by its number, which only grows and is never used twice in a decoder's life. Its key only tags
+writes and may be reused for a later attempt as soon as nothing that carries it can arrive, while the other side still
+tidies up.
+
+What may be added without a new PROTOCOL_VERSION: a field with a default in Hello, Heartbeat or Load, whose absence
+and whose being ignored are both harmless; older nodes skip what they do not know there. Everywhere else an unknown
+field is an error, since a node that skipped one of a request, a cancel or an answer would do something else than it
+was asked, and one that skipped one of Geometry would call two nodes a fit that are none. New message types, new
+meanings and tighter bounds need a new version, always.
 """
 
 from __future__ import annotations
@@ -60,7 +67,9 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: Size
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello", forbid_unknown_fields=True):
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Who a node is. Unknown fields are ignored."""
+
     name: ShortText
     role: ShortText
     epoch: int  # random u64 of this life of the node
@@ -104,14 +113,18 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel", forbid_unknown_fields=Tr
     attempt: Count
 
 
-class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Load(msgspec.Struct, frozen=True):
+    """How busy a prefiller is. Unknown fields are ignored."""
+
     queued_tokens: Count = 0
     running: Count = 0
     free_pages: Count = 0
     steps: Count = 0  # forward steps in this life: a queue behind an engine that steps is not stuck
 
 
-class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat", forbid_unknown_fields=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """A sign of life. Unknown fields are ignored."""
+
     seq: Count
     load: Load
     draining: bool = False

@@ -7,10 +7,12 @@ import dataclasses
 import json
 import socket
 
+import msgspec
 import pytest
 
+from pdd.api import schema
 from pdd.api.body import BodyReader
-from pdd.errors import Overloaded
+from pdd.errors import InvalidRequest, Overloaded
 from tests.api.conftest import SETTINGS, Eventually, Node, running
 from tests.api.fakes import FakeService
 
@@ -33,6 +35,22 @@ async def test_a_body_over_the_limit_is_413(node: Node) -> None:
     assert over.status_code == 413
     assert str(limit) in over.json()["error"]["message"]
     assert len(node.service.calls) == 1
+
+
+@pytest.mark.parametrize(("field", "begin", "item"), [("prompt", "", "[5]"), ("tools", '"prompt": "a", ', "{}")])
+def test_a_body_of_countless_containers_is_refused_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, field: str, begin: str, item: str
+) -> None:
+    """Decoding holds the GIL: millions of arrays stopped the event loop, probes included, for seconds."""
+    monkeypatch.setattr(msgspec.json, "decode", None)
+    body = f'{{{begin}"{field}": [{",".join([item] * schema.MAX_CONTAINERS)}]}}'
+    with pytest.raises(InvalidRequest, match="arrays and objects"):
+        schema.parse(body.encode(), schema.CompletionBody)
+
+
+def test_brackets_inside_a_text_are_no_containers() -> None:
+    text = '[{\\"' * schema.MAX_CONTAINERS
+    assert schema.parse(json.dumps({"prompt": text}).encode(), schema.CompletionBody).prompt == text
 
 
 @pytest.mark.parametrize("factor", [2, 3])

@@ -13,6 +13,7 @@ import urllib.request
 
 import pytest
 
+from pdd.control.client import Client
 from tests.cluster import PDD, Node, cluster
 from tests.e2e.conftest import complete, error_of, model_name, prompt_of
 
@@ -119,6 +120,48 @@ def test_health_says_why_it_is_not_ready(tiny_model, run_dir: pathlib.Path) -> N
             assert answer.status == 200
     finally:
         d0.kill()
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_a_prefiller_listens_by_name_and_by_ipv6(tiny_model, run_dir: pathlib.Path, host: str) -> None:
+    p0 = Node("p0", "prefill", tiny_model, run_dir, sets=SETS)
+    address = f"{host}:{p0.peer_port}"
+    p0.argv = [address if argument == p0.peer_address else argument for argument in p0.argv]
+    d0 = Node("d0", "decode", tiny_model, run_dir, peers=[address], sets=SETS)
+    try:
+        for node in (p0, d0):
+            node.start()
+        d0.wait_ready()
+        assert len(complete(d0.url, prompt_of(40), max_tokens=3).tokens) == 3
+        assert d0.status()["transfers"]["units_received"] > 0
+    finally:
+        p0.kill()
+        d0.kill()
+
+
+def test_a_drain_while_the_model_loads_holds_when_it_is_loaded(tiny_model, run_dir: pathlib.Path) -> None:
+    p0 = Node("p0", "prefill", tiny_model, run_dir, sets=SETS)
+    d0 = Node("d0", "decode", tiny_model, run_dir, peers=[p0.peer_address], sets=SETS)
+    try:
+        p0.start()
+        p0.wait("loading", lambda s: s["state"] == "loading", 60)
+        Client(run_dir / "p0").post("/v1/drain")
+        d0.start()
+        p0.wait("drained", lambda s: s["state"] == "drained", 60)
+        d0.wait("the drain is known", lambda s: any("draining" in reason for reason in s["reasons"]), 60)
+        assert error_of(d0.url, {"model": model_name(d0.url), "prompt": prompt_of(40)})[0] == 503
+        Client(run_dir / "p0").post("/v1/resume")
+        d0.wait_ready(10)
+    finally:
+        p0.kill()
+        d0.kill()
+
+
+def test_a_required_provider_that_is_not_there_ends_the_start_as_a_missing_device(tiny_model, run_dir: pathlib.Path) -> None:
+    p0 = Node("p0", "prefill", tiny_model, run_dir, sets=[*SETS, "fabric.require=efa"])
+    result = subprocess.run(p0.argv, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 69  # systemd tries again: the driver may come later
+    assert "efa" in result.stderr
 
 
 @pytest.mark.parametrize(("arguments", "word"), [

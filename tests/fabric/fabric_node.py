@@ -1,7 +1,7 @@
 """A node of the fabric tests: one Fabric, one shared-memory arena, and a few moves to drive it from a test.
 
-`Node` runs in this process; `spawn` starts the same class in another one and returns a proxy that forwards calls as JSON
-lines over its pipes. Run as a script, this file is that other process.
+`Node` runs in this process; `spawn` starts the same class in another one and returns a proxy that forwards calls as
+JSON lines over its pipes. Run as a script, this file is that other process.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def test_search_dirs_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("provider", "reason"), [("tcp;ofi_rxm", "crashes"), ("sockets", "starves"), ("udp;ofi_rxd", "errors"), ("lnx", "no")]
+    ("provider", "reason"),
+    [("tcp;ofi_rxm", "crashes"), ("sockets", "starves"), ("udp;ofi_rxd", "errors"), ("lnx", "no remote writes")],
 )
 def test_bad_providers_are_refused_with_the_reason(stack: Stack, provider: str, reason: str) -> None:
     with pytest.raises(native.FabricError, match=f"{provider} is refused: .*{reason}"):

@@ -162,6 +162,7 @@ class FakeFabric:
         self.close_delay = 0.0
         self.never_close = False  # ENDPOINT_CLOSED never comes
         self.fail_open_endpoint = False
+        self.fail_open_transfer = False
         self.faults: list[tuple[str, int]] = []  # (kind, the n-th write from now)
         self.stale_units = 0
         self.endpoints: dict[int, Endpoint] = {}
@@ -273,7 +274,7 @@ class FakeFabric:
     # -- sending --------------------------------------------------------------------------------------------------
     def open_transfer(self, endpoint: int, key: int) -> int:
         state = self.endpoints.get(endpoint)
-        if state is None or state.closing or state.peer is None:
+        if self.fail_open_transfer or state is None or state.closing or state.peer is None:
             raise FakeFabricError(f"endpoint {endpoint} is not connected")
         self._next += 1
         self.transfers[self._next] = Transfer(self._next, endpoint, key)

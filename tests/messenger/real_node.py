@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pdd.address import Address
 from pdd.engine.request import EngineEvent, Finished, FinishReason, PrefillSpec
 from pdd.fabric import _native as native
 from pdd.messenger import wire
-from pdd.messenger.address import Address
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode

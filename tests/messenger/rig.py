@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from pdd.address import Address
 from pdd.messenger import wire
-from pdd.messenger.address import Address
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode

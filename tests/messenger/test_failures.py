@@ -432,6 +432,19 @@ async def test_link_ends_while_the_engine_opens_a_transfer() -> None:
         await until(lambda: p.prefiller.num_jobs == 0 and len(p.engine.free) == 64)
 
 
+async def test_transfer_that_cannot_open_gives_its_pages_back_and_says_why() -> None:
+    async with running() as rig:
+        p = await rig.prefiller()
+        p.fabric.fail_open_transfer = True
+        d = await rig.decoder([p.port])
+        request = d.engine.generate("r", prompt(1, 9))
+        assert await finish(request) == ["error"]
+        assert "is not connected" in str(request.error)
+        await until(lambda: p.prefiller.num_jobs == 0 and len(p.engine.free) == 64)
+        p.fabric.fail_open_transfer = False
+        assert await finish(d.engine.generate("s", prompt(1, 9))) == ["whole"]
+
+
 # -- stalls -----------------------------------------------------------------------------------------------------------
 async def test_stuck_prefill_ends_at_the_deadline() -> None:
     async with running() as rig:

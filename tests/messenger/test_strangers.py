@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import struct
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from pdd.errors import PeerLost
-from pdd.messenger import wire
+from pdd.messenger import requests, wire
 from pdd.messenger.frames import FrameStream
 from tests.messenger.rig import FAST, finish, geometry, prompt, running, until, up
 
@@ -218,8 +219,20 @@ async def test_strangers_who_say_nothing_time_out() -> None:
         p = await rig.prefiller()
         connections = [await asyncio.open_connection("127.0.0.1", p.port) for _ in range(70)]
         await until(lambda: len(p.prefiller.listener._links) >= 60)
-        assert len(p.prefiller.listener._links) <= 64  # the rest was turned away
+        await until(lambda: len(p.prefiller.listener._links) <= 64)  # the oldest made room
         await until(lambda: len(p.prefiller.listener._links) == 0, FAST.connect_timeout + 3)
+        for _, writer in connections:
+            writer.close()
+
+
+async def test_silent_strangers_do_not_shut_out_a_decoder() -> None:
+    async with running() as rig:
+        p = await rig.prefiller(settings=dataclasses.replace(FAST, connect_timeout=60.0))
+        connections = [await asyncio.open_connection("127.0.0.1", p.port) for _ in range(70)]
+        await until(lambda: len(p.prefiller.listener._links) >= 60)
+        d = await rig.decoder([p.port])
+        await until(up(d))
+        assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
         for _, writer in connections:
             writer.close()
 
@@ -376,6 +389,23 @@ async def test_late_cancel_is_answered_with_what_was_written() -> None:
             assert isinstance(ended, wire.PrefillEnded)
             assert (ended.reason, ended.ok_units, ended.unknown_units) == ("cancelled", 9, 0)
         assert p.prefiller.counters.tombstones == 0
+        await stream.close(1.0)
+
+
+async def test_cancel_of_an_attempt_that_was_forgotten_is_answered_with_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MOST_ANSWERED", 3)
+    async with running() as rig:
+        p = await rig.prefiller()
+        stream = await _admitted(p.port)
+        for attempt in range(1, 6):
+            stream.send(a_request(attempt=attempt))
+            await until(lambda attempt=attempt: p.prefiller.counters.whole == attempt)  # type: ignore[misc]
+        for attempt, unknown in ((1, 1), (2, 1), (3, 0), (6, 0)):
+            stream.send(wire.Cancel(attempt=attempt))
+            ended = await _answer(stream)
+            assert isinstance(ended, wire.PrefillEnded)
+            assert (ended.attempt, ended.unknown_units) == (attempt, unknown)
+        assert p.prefiller.counters.tombstones == 1  # of the one that never came
         await stream.close(1.0)
 
 

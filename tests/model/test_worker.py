@@ -217,6 +217,15 @@ def test_a_rank_takes_the_cpus_of_one_numa_node(model: Path) -> None:
             assert os.sched_getaffinity(process.pid) == cpus
 
 
+def test_a_rank_whose_daemon_died_at_once_loads_nothing(model: Path) -> None:
+    """Killed before the rank could bind its life to the daemon's, which had sent its request already."""
+    code = "import sys; sys.modules['torch'] = None; from pdd.engine.worker import main; sys.exit(main())"
+    with rank(code) as (channel, process):
+        channel.send(init_for(model))
+        channel.close()
+        assert process.wait(10) == 0
+
+
 def test_a_missing_native_core_is_told(model: Path) -> None:
     code = "import sys; sys.modules['pdd.fabric._native'] = None; from pdd.engine.worker import main; sys.exit(main())"
     with rank(code) as (channel, process):

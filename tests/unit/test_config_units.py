@@ -1,4 +1,4 @@
-"""Durations, sizes and addresses: what is read, what is refused, and that formatting reads back."""
+"""Durations and sizes: what is read, what is refused, and that formatting reads back."""
 
 from __future__ import annotations
 
@@ -45,41 +45,6 @@ def test_sizes(text: str, count: int) -> None:
 def test_no_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         units.parse_size(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("127.0.0.1:7700", ("127.0.0.1", 7700)),
-        ("[::1]:80", ("::1", 80)),
-        ("[fe80::1%eth0]:80", ("fe80::1%eth0", 80)),
-        ("node-3.rack:0", ("node-3.rack", 0)),
-        ("localhost:65535", ("localhost", 65535)),
-    ],
-)
-def test_addresses(text: str, address: tuple[str, int]) -> None:
-    assert units.parse_address(text) == address
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "7700", ":7700", "host", "host:", "host:x", "host:70000", "host:-1"),
-        *("::1:80", "[::1]", "[::1]80", "[x]:80", "a b:80", "[::1:80", "http://x:80"),
-    ],
-)
-def test_no_addresses(text: str) -> None:
-    with pytest.raises(ValueError, match="is not an address"):
-        units.parse_address(text)
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("::ffff:127.0.0.1", True),
-     ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("fe80::1%eth0", False), ("localhost.evil", False)],
-)  # fmt: skip
-def test_loopback(host: str, loopback: bool) -> None:
-    assert units.is_loopback(host) is loopback
 
 
 @given(st.integers(min_value=0, max_value=10**12))

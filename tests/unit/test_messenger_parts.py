@@ -1,4 +1,4 @@
-"""The pure parts of the messenger: addresses, frames, routing, log limits, back-off, tables."""
+"""The pure parts of the messenger: frames, routing, log limits, back-off, tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pdd.engine.request import KvSource
 from pdd.errors import PeerProtocol
 from pdd.messenger import wire
-from pdd.messenger.address import Address, exposure_errors, parse_address
 from pdd.messenger.frames import FrameBuffer
 from pdd.messenger.peers import Backoff
 from pdd.messenger.quiet import QuietLog
@@ -22,58 +21,6 @@ from pdd.messenger.requests import MOST_ANSWERED, MOST_TOMBSTONES, TOMBSTONE_SEC
 from pdd.messenger.retries import Retries
 from pdd.messenger.router import route
 from pdd.states import Change, State
-
-
-# -- addresses --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [
-        ("prefill-2:7000", "prefill-2", 7000),
-        ("prefill_2.rack-a.example.:7000", "prefill_2.rack-a.example.", 7000),
-        ("10.0.0.7:1", "10.0.0.7", 1),
-        ("[::1]:7000", "::1", 7000),
-        ("[2001:db8::7]:65535", "2001:db8::7", 65535),
-        ("[fe80::1%eth0]:7000", "fe80::1%eth0", 7000),
-        (" localhost:7000 ", "localhost", 7000),
-    ],
-)
-def test_address_forms(text: str, host: str, port: int) -> None:
-    address = parse_address(text)
-    assert address == Address(host, port)
-    assert parse_address(str(address)) == address
-
-
-@pytest.mark.parametrize(
-    ("text", "host"), [("::1", "::1"), ("[::1]", "::1"), ("2001:db8::7", "2001:db8::7"), ("node", "node")]
-)
-def test_default_port(text: str, host: str) -> None:
-    assert parse_address(text, default_port=7000) == Address(host, 7000)
-    with pytest.raises(ValueError, match="names no port"):
-        parse_address(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", ":7000", "host:", "host:0", "host:65536", "host:-1", "host:7x", "host:٧", "[::1:7000", "[::1]7000", "[host]:1",
-     "a b:7000", "-host:7000", "10.0.0.300:7000", "http://host:7000", "host/path:7000", "1::2::3", "x" * 254 + ":1"],
-)  # fmt: skip
-def test_bad_addresses_are_quoted(text: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        parse_address(text, default_port=7000)
-    assert repr(text) in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False),
-     ("10.0.0.7", False), ("localhost.example", False), ("::ffff:10.0.0.1", False)],
-)  # fmt: skip
-def test_exposure(host: str, loopback: bool) -> None:
-    address = Address(host, 7000)
-    assert address.is_loopback is loopback
-    assert exposure_errors(address, [address], has_token=True) == []
-    assert len(exposure_errors(address, [address, address], has_token=False)) == (0 if loopback else 3)
-    assert exposure_errors(None, [], has_token=False) == []
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -96,6 +43,14 @@ def test_length_that_nobody_sends(length: int) -> None:
     buffer = FrameBuffer(limit=40)
     buffer.feed(length.to_bytes(4, "big"))
     with pytest.raises(PeerProtocol, match=str(length)):
+        buffer.next()
+
+
+def test_an_http_server_is_told_from_a_bad_length() -> None:
+    """The commonest mistake: the API port where the peer port was meant."""
+    buffer = FrameBuffer(limit=1 << 18)
+    buffer.feed(b"HTTP/1.1 400 Bad Request")
+    with pytest.raises(PeerProtocol, match=r"'HTTP'.*peers\.listen"):
         buffer.next()
 
 
@@ -138,6 +93,30 @@ def test_fields_are_checked(change: dict[str, int]) -> None:
     plain = msgspec.to_builtins(MESSAGES[3], builtin_types=(bytes,))
     with pytest.raises(msgspec.MsgspecError):
         wire.decode(msgspec.msgpack.encode({**plain, **change}))
+
+
+def _with(message: wire.Message, **fields: object) -> bytes:
+    plain = msgspec.to_builtins(message, builtin_types=(bytes,))
+    for name, value in fields.items():
+        plain[name] = {**plain[name], **value} if isinstance(value, dict) else value
+    return msgspec.msgpack.encode(plain)
+
+
+def test_greetings_and_heartbeats_of_a_later_version_are_read() -> None:
+    hello, beat = MESSAGES[2], MESSAGES[6]
+    assert wire.decode(_with(hello, later=[1, {"x": 2}])) == hello
+    assert wire.decode(_with(beat, later="x", load={"later": 1})) == beat
+
+
+@pytest.mark.parametrize(
+    ("index", "change"),
+    [(2, {"geometry": {"later": 1}}), (2, {"name": "x" * 257}), (2, {"geometry": {"tp": 0}}), (2, {"epoch": "1"}),
+     (6, {"seq": -1}), (6, {"load": {"running": -1}}), (6, {"progress": [[1]]}), (4, {"later": 1}), (5, {"later": 1}),
+     (7, {"later": 1})],
+)  # fmt: skip
+def test_what_is_known_stays_strict(index: int, change: dict[str, object]) -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        wire.decode(_with(MESSAGES[index], **change))
 
 
 def test_u32_lists() -> None:
@@ -200,6 +179,21 @@ def test_answers_are_bounded() -> None:
         answered.add(wire.PrefillEnded(attempt, "failed", ""))
     assert 9 not in answered
     assert 10 in answered
+
+
+def test_answer_that_was_forgotten_is_not_called_harmless() -> None:
+    answered = Answered()
+    attempts = [7, 3, *range(8, MOST_ANSWERED + 8)]
+    for attempt in attempts:
+        answered.add(wire.PrefillEnded(attempt, "cancelled", "", ok_units=1))
+    for attempt in (7, 3, 5):  # 5 may have ended before those that are still known
+        ended = answered.get(attempt)
+        assert ended is not None
+        assert (ended.attempt, ended.unknown_units) == (attempt, 1)
+    ended = answered.get(8)
+    assert ended is not None
+    assert ended.unknown_units == 0
+    assert answered.get(MOST_ANSWERED + 8) is None  # this one never came
 
 
 def test_retries_are_bounded_and_forgotten() -> None:

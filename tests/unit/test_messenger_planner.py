@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdd.kv import sharding
 from pdd.messenger import wire
-from pdd.messenger.planner import ShardPlanner, compare
+from pdd.messenger.planner import ShardPlanner, compare, shard_spec
 
 
 def geometry(**changes: Any) -> wire.Geometry:
@@ -41,6 +42,19 @@ def test_units_planned_are_units_expected(
     for push, plan in zip(pushes, plans, strict=True):  # two chunks tile the plan
         (a, b), (c, d) = push.entries(0, cut), push.entries(cut, num_tokens)
         assert (a, b, d) == (0, c, len(plan["units"]))
+
+
+def test_what_runs_is_what_the_brute_force_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/unit/kv checks node_units and plan_node_writes byte by byte: nothing else may plan."""
+    src, dst = geometry(tp=2), geometry(tp=4)
+    (writes, *_) = sharding.plan_node_writes(
+        shard_spec(src), shard_spec(dst), num_tokens=20, src_pages=range(2), dst_pages=range(2)
+    )
+    monkeypatch.setattr(sharding, "node_units", lambda *_: 4711)
+    monkeypatch.setattr(sharding, "plan_node_writes", lambda *_, **__: (writes,))
+    planner = ShardPlanner(range(2), lambda **plan: plan)
+    assert planner.expected_units(src, dst, 20, 0) == 4711
+    assert [push.writes for push in planner.plan(src, dst, range(2), range(2), 20, 0)] == [writes]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""Pages per second of pdd's fabric against a bare libfabric write loop and raw TCP, all in one run on one machine.
+
+    python tests/bench/bench_fabric.py --bare BUILD/tests/native/bare_loop [--library PATH] [--json OUT]
+
+Every contender moves the same pages between two processes over loopback: scattered (each page to a random place) and
+adjacent (runs that may be merged). A round is timed from the order to write to the last page counted at the receiver;
+contenders take turns, the best round counts, and all rounds are in the JSON. On a busy machine only large ratios mean
+anything. `bare_loop` is built by `-DPDD_NATIVE_TESTS=ON`; without it only pdd is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fabric"))
+
+from fabric_node import Node, spawn
+
+from pdd.fabric import _native as native
+
+BIND = "127.0.0.1"
+
+
+class Contender(Protocol):
+    name: str
+
+    def round(self) -> float:
+        """Moves all pages once; seconds."""
+
+
+class Pdd:
+    """The product path: plan, armed at once, immediates counted."""
+
+    def __init__(self, args: argparse.Namespace, pattern: str, provider: str) -> None:
+        self.name = "pdd"
+        self.pages = args.pages
+        num_small = args.pages * args.page_bytes // 4096
+        self.reader = spawn(args.library, provider, [BIND], num_small)
+        self.writer = Node(args.library, provider, [BIND], num_small, window_ops=args.window)
+        self.writer.fill(1)
+        self.to_reader, self.from_writer = self.writer.open(), self.reader.open()
+        self.writer.connect(self.to_reader, self.reader.describe(self.from_writer))
+        self.reader.connect(self.from_writer, self.writer.describe(self.to_reader, False))
+        order = np.arange(self.pages, dtype=np.int64)
+        target = np.random.default_rng(1).permutation(order) if pattern == "scattered" else order
+        self.plan = native.WritePlan(
+            src_region=self.writer.region,
+            dst_region=0,
+            src_offset=order * args.page_bytes,
+            dst_offset=target * args.page_bytes,
+            nbytes=np.full(self.pages, args.page_bytes),
+            units=np.ones(self.pages, dtype=np.int64),
+            src_layer_stride=0,
+            dst_layer_stride=0,
+            num_layers=1,
+        )
+        self.watch = self.writer.watch()
+
+    def round(self) -> float:
+        fabric = self.writer.fabric
+        key = self.reader.call("imm_allocate", self.from_writer)
+        self.reader.call("imm_arm", key, self.pages)
+        self.reader.send("wait", native.IMM_REACHED, key, 60.0)
+        start = time.perf_counter()
+        transfer = fabric.open_transfer(self.to_reader, key)
+        fabric.arm(transfer, self.watch, 0, self.plan, 0, self.pages)
+        fabric.finish(transfer)
+        self.reader.receive()
+        seconds = time.perf_counter() - start
+        self.writer.wait(native.TRANSFER_DONE, transfer, 60.0)
+        self.reader.call("imm_retire", key)
+        return seconds
+
+    def close(self) -> None:
+        self.reader.stop()
+        self.writer.close()
+
+
+class Bare:
+    """A pair of bare_loop processes."""
+
+    def __init__(self, name: str, binary: str, receive: list[str], send: list[str], job: list[str]) -> None:
+        self.name = name
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.receiver = subprocess.Popen([binary, *receive, *job], **pipes)
+        where = self.receiver.stdout.readline().split()
+        self.sender = subprocess.Popen([binary, *send, *where, *job], **pipes)
+
+    def round(self) -> float:
+        print("round", file=self.receiver.stdin, flush=True)
+        start = time.perf_counter()
+        print("round", file=self.sender.stdin, flush=True)
+        if self.receiver.stdout.readline() != "done\n":
+            raise RuntimeError(f"{self.name}: the receiver ended")
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        for process in (self.sender, self.receiver):
+            process.stdin.close()
+            process.wait(10)
+            process.stdout.close()
+
+
+@contextmanager
+def contenders(args: argparse.Namespace, pattern: str, provider: str) -> Iterator[list[Any]]:
+    with ExitStack() as stack:
+        found: list[Any] = [Pdd(args, pattern, provider)]
+        stack.callback(found[0].close)
+        if args.bare:
+            job = [str(args.pages), str(args.page_bytes), pattern, str(args.window)]
+            fabric = [args.library, provider, BIND]
+            for name, receive, send in (
+                ("bare libfabric", ["fabric-recv", *fabric], ["fabric-send", *fabric]),
+                ("raw TCP", ["tcp-recv", BIND], ["tcp-send", BIND]),
+            ):
+                found.append(Bare(name, args.bare, receive, send, job))
+                stack.callback(found[-1].close)
+        yield found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bare", default="", help="path of the bare_loop program")
+    parser.add_argument("--library", default="", help="libfabric to use (default: the one a node would choose)")
+    parser.add_argument("--pages", type=int, default=1024)
+    parser.add_argument("--page-bytes", type=int, default=65536)
+    parser.add_argument("--window", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", default="", help="file for all rounds")
+    args = parser.parse_args()
+    args.library = native.library(args.library)["path"]
+    provider = native.probe(args.library)[0]["provider"]
+    version = native.library(args.library)["version"]
+
+    nbytes = args.pages * args.page_bytes
+    rows = []
+    for pattern in ("scattered", "adjacent"):
+        with contenders(args, pattern, provider) as found:
+            seconds: dict[str, list[float]] = {contender.name: [] for contender in found}
+            for turn in range(args.rounds + 1):
+                for contender in found:
+                    elapsed = contender.round()
+                    if turn > 0:  # the first connects and touches memory
+                        seconds[contender.name].append(elapsed)
+        for name, times in seconds.items():
+            best = min(times)
+            rows.append(
+                {"pattern": pattern, "contender": name, "seconds": times, "gb_per_s": nbytes / best / 1e9,
+                 "pages_per_s": args.pages / best}
+            )  # fmt: skip
+    print(f"{args.pages} pages of {args.page_bytes} bytes, window {args.window}, {provider} of libfabric {version}")
+    print(f"{'pattern':<10} {'contender':<15} {'GB/s':>6} {'pages/s':>9} {'of bare':>8}")
+    for row in rows:
+        base = [r for r in rows if r["pattern"] == row["pattern"] and r["contender"] == "bare libfabric"]
+        ratio = f"{row['gb_per_s'] / base[0]['gb_per_s']:.2f}" if base else "-"
+        print(
+            f"{row['pattern']:<10} {row['contender']:<15} {row['gb_per_s']:6.2f} {row['pages_per_s']:9.0f} {ratio:>8}"
+        )
+    if args.json:
+        report = {
+            "machine": {"system": platform.platform(), "python": platform.python_version()},
+            "libfabric": version,
+            "provider": provider,
+            "options": {"pages": args.pages, "page_bytes": args.page_bytes, "window": args.window},
+            "rows": rows,
+        }
+        Path(args.json).write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

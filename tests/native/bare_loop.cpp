@@ -1,0 +1,216 @@
+// The yardsticks of tests/bench/bench_fabric.py: pages by a bare libfabric write loop, or by a raw TCP socket.
+//
+//   bare_loop fabric-recv LIBRARY PROVIDER BIND | tcp-recv BIND     prints where to write, then "done" per round on
+//   stdin bare_loop fabric-send LIBRARY PROVIDER BIND ADDRESS KEY BASE | tcp-send BIND PORT     writes one round per
+//   line on stdin
+//
+// followed by PAGES PAGE_BYTES scattered|adjacent WINDOW. A round writes all pages once, one write and one immediate
+// per page (adjacent pages: up to 1 MiB per write). No pdd threads, rings, events or accounting: what the library alone
+// can do.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <rdma/fi_rma.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <cstring>
+#include <iostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "fabric/engine.h"
+
+using namespace pdd;
+
+namespace {
+
+struct Job {
+    uint64_t pages;
+    uint64_t page_bytes;
+    bool scattered;
+    uint64_t window;
+    uint64_t nbytes() const { return pages * page_bytes; }
+};
+
+struct Chunk {
+    uint64_t from;
+    uint64_t to;
+    uint64_t nbytes;
+};
+
+std::vector<Chunk> chunks(const Job& job) {
+    std::vector<Chunk> out;
+    if (job.scattered) {
+        std::vector<uint64_t> order(job.pages);
+        for (uint64_t i = 0; i < job.pages; ++i) order[i] = i;
+        std::shuffle(order.begin(), order.end(), std::mt19937_64(1));
+        for (uint64_t i = 0; i < job.pages; ++i)
+            out.push_back({i * job.page_bytes, order[i] * job.page_bytes, job.page_bytes});
+        return out;
+    }
+    const uint64_t step = std::max(job.page_bytes, (uint64_t{1} << 20) / job.page_bytes * job.page_bytes);
+    for (uint64_t at = 0; at < job.nbytes(); at += step) out.push_back({at, at, std::min(step, job.nbytes() - at)});
+    return out;
+}
+
+uint8_t* memory(const Job& job) {
+    void* at = ::mmap(nullptr, job.nbytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    CHECK(at != MAP_FAILED);
+    return static_cast<uint8_t*>(at);
+}
+
+std::string hex(const std::vector<uint8_t>& bytes) {
+    std::string out;
+    for (const uint8_t b : bytes) {
+        out += "0123456789abcdef"[b >> 4];
+        out += "0123456789abcdef"[b & 15];
+    }
+    return out;
+}
+
+std::vector<uint8_t> unhex(const std::string& text) {
+    std::vector<uint8_t> out;
+    for (size_t i = 0; i + 1 < text.size(); i += 2)
+        out.push_back(static_cast<uint8_t>(std::stoul(text.substr(i, 2), nullptr, 16)));
+    return out;
+}
+
+std::unique_ptr<Domain> open_domain(char** args) {
+    auto choice = choose_library(args[0], {});
+    CHECK(choice);
+    EngineConfig config;
+    config.provider = args[1];
+    config.bind = {args[2]};
+    auto domains = open_domains(choice->library, config);
+    CHECK(domains);
+    return std::move(domains->front());
+}
+
+void fabric_receive(char** args, const Job& job) {
+    auto domain = open_domain(args);
+    auto rail = domain->open_rail();
+    CHECK(rail);
+    uint8_t* base = memory(job);
+    auto mr = domain->register_memory(base, job.nbytes(), Domain::Access::Both);
+    CHECK(mr);
+    const uint64_t at = domain->caps().virtual_addressing ? reinterpret_cast<uint64_t>(base) : 0;
+    std::cout << hex(rail->address) << " " << ::fi_mr_key(mr->get()) << " " << at << std::endl;
+    const uint64_t expected = chunks(job).size();
+    for (std::string line; std::getline(std::cin, line);) {
+        fi_cq_data_entry entries[64];
+        for (uint64_t arrived = 0; arrived < expected;) {
+            const auto count = ::fi_cq_read(rail->cq.get(), entries, 64);
+            CHECK(count > 0 || count == -FI_EAGAIN);
+            if (count > 0) arrived += static_cast<uint64_t>(count);
+        }
+        std::cout << "done" << std::endl;
+    }
+}
+
+void fabric_send(char** args, const std::string& address, uint64_t key, uint64_t at, const Job& job) {
+    auto domain = open_domain(args);
+    auto rail = domain->open_rail();
+    CHECK(rail);
+    uint8_t* base = memory(job);
+    auto mr = domain->register_memory(base, job.nbytes(), Domain::Access::Local);
+    CHECK(mr);
+    CHECK(::fi_av_insert(rail->av.get(), unhex(address).data(), 1, &rail->peer, 0, nullptr) == 1);
+    const auto work = chunks(job);
+    std::vector<fi_context2> contexts(work.size());
+    for (std::string line; std::getline(std::cin, line);) {
+        size_t posted = 0;
+        size_t completed = 0;
+        while (completed < work.size()) {
+            while (posted < work.size() && posted - completed < job.window) {
+                const Chunk& chunk = work[posted];
+                const auto rc = ::fi_writedata(rail->ep.get(), base + chunk.from, chunk.nbytes, ::fi_mr_desc(mr->get()),
+                                               posted, rail->peer, at + chunk.to, key, &contexts[posted]);
+                if (rc == -FI_EAGAIN) break;
+                CHECK(rc == 0);
+                ++posted;
+            }
+            fi_cq_data_entry entries[64];
+            const auto count = ::fi_cq_read(rail->cq.get(), entries, 64);
+            CHECK(count > 0 || count == -FI_EAGAIN);
+            if (count > 0) completed += static_cast<size_t>(count);
+        }
+    }
+}
+
+sockaddr_in ip(const char* text, uint16_t port) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    CHECK(::inet_pton(AF_INET, text, &address.sin_addr) == 1);
+    return address;
+}
+
+void receive_exactly(int fd, void* to, size_t nbytes) {
+    for (size_t got = 0; got < nbytes;) {
+        const auto n = ::recv(fd, static_cast<char*>(to) + got, nbytes - got, 0);
+        CHECK(n > 0);
+        got += static_cast<size_t>(n);
+    }
+}
+
+void tcp_receive(const char* bind_to, const Job& job) {
+    const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address = ip(bind_to, 0);
+    socklen_t length = sizeof address;
+    CHECK(::bind(listener, reinterpret_cast<sockaddr*>(&address), length) == 0 && ::listen(listener, 1) == 0);
+    CHECK(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0);
+    uint8_t* base = memory(job);
+    std::cout << ntohs(address.sin_port) << std::endl;
+    const int fd = ::accept(listener, nullptr, nullptr);
+    for (std::string line; std::getline(std::cin, line);) {
+        for (uint64_t got = 0; got < job.nbytes();) {
+            Chunk chunk{};
+            receive_exactly(fd, &chunk, sizeof chunk);
+            receive_exactly(fd, base + chunk.to, chunk.nbytes);
+            got += chunk.nbytes;
+        }
+        std::cout << "done" << std::endl;
+    }
+}
+
+void tcp_send(const char* to, uint16_t port, const Job& job) {
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    const int one = 1;
+    ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    const sockaddr_in address = ip(to, port);
+    CHECK(::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0);
+    uint8_t* base = memory(job);
+    auto work = chunks(job);
+    for (std::string line; std::getline(std::cin, line);) {
+        for (Chunk& chunk : work) {
+            iovec parts[2] = {{&chunk, sizeof chunk}, {base + chunk.from, chunk.nbytes}};
+            for (size_t left = sizeof chunk + chunk.nbytes; left > 0;) {
+                const auto n = ::writev(fd, parts[0].iov_len > 0 ? parts : parts + 1, parts[0].iov_len > 0 ? 2 : 1);
+                CHECK(n > 0);
+                left -= static_cast<size_t>(n);
+                const size_t head = std::min(parts[0].iov_len, static_cast<size_t>(n));
+                parts[0].iov_base = static_cast<char*>(parts[0].iov_base) + head;
+                parts[0].iov_len -= head;
+                parts[1].iov_base = static_cast<char*>(parts[1].iov_base) + (n - head);
+                parts[1].iov_len -= n - head;
+            }
+        }
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    CHECK(argc >= 7);
+    const Job job{std::stoull(argv[argc - 4]), std::stoull(argv[argc - 3]), std::string(argv[argc - 2]) == "scattered",
+                  std::stoull(argv[argc - 1])};
+    const std::string role = argv[1];
+    if (role == "fabric-recv") fabric_receive(argv + 2, job);
+    if (role == "fabric-send") fabric_send(argv + 2, argv[5], std::stoull(argv[6]), std::stoull(argv[7]), job);
+    if (role == "tcp-recv") tcp_receive(argv[2], job);
+    if (role == "tcp-send") tcp_send(argv[2], static_cast<uint16_t>(std::stoul(argv[3])), job);
+}

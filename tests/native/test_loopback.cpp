@@ -1,0 +1,118 @@
+// Two engines of one process over the real libfabric: pages, counts, cancel, close under load. For the sanitizers.
+#include <poll.h>
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "check.h"
+#include "fabric/engine.h"
+
+using namespace pdd;
+
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint32_t kPages = 512;
+
+Event await(Engine& engine, EventKind kind, uint64_t id) {
+    for (int round = 0; round < 3000; ++round) {
+        pollfd fd{engine.fileno(), POLLIN, 0};
+        ::poll(&fd, 1, 10);
+        for (auto& event : engine.drain(SIZE_MAX))
+            if (event.kind == kind && event.id == id) return event;
+    }
+    CHECK(!"the event came");
+    return {};
+}
+
+template <class T>
+T value(Result<T> result) {
+    if (!result) std::fprintf(stderr, "%s\n", result.error().message.c_str());
+    CHECK(result);
+    return std::move(*result);
+}
+void ok(const Status& status) {
+    if (!status) std::fprintf(stderr, "%s\n", status.error().message.c_str());
+    CHECK(status);
+}
+
+std::shared_ptr<const WritePlan> reversed(uint32_t region, uint32_t layers) {
+    std::vector<PlanEntry> entries;
+    for (uint64_t i = 0; i < kPages / layers; ++i)
+        entries.push_back({i * kPage, (kPages / layers - 1 - i) * kPage, kPage, 1});
+    return value(WritePlan::make({region, 0, kPages / layers * kPage, kPages / layers * kPage, layers}, entries));
+}
+
+void run(const EngineConfig& config) {
+    auto writer = value(Engine::open(config));
+    auto reader = value(Engine::open(config));
+    std::vector<uint8_t> from(kPages * kPage);
+    std::vector<uint8_t> to(from.size());
+    std::iota(from.begin(), from.end(), 1);
+    for (uint32_t i = 0; i < kPages; ++i) std::memcpy(&from[i * kPage], &i, sizeof i);
+    const uint32_t source = value(writer->add_region(from.data(), from.size()));
+    const uint32_t target = value(reader->add_region(to.data(), to.size()));
+
+    for (int life = 0; life < 3; ++life) {
+        const uint32_t ours = value(writer->open_endpoint());
+        const uint32_t theirs = value(reader->open_endpoint());
+        ok(writer->connect(ours, value(reader->describe(theirs, {target}))));
+        ok(reader->connect(theirs, value(writer->describe(ours, {}))));
+        auto [counter, fd] = value(Counter::create());
+        const uint32_t watch = value(writer->watch(counter));
+
+        constexpr uint32_t kLayers = 4;
+        const uint32_t key = value(reader->imm_allocate(theirs));
+        ok(reader->imm_arm(key, kPages));
+        std::fill(to.begin(), to.end(), 0);
+        uint64_t transfer = value(writer->open_transfer(ours, key));
+        const auto plan = reversed(source, kLayers);
+        ok(writer->arm(transfer, watch, 1, plan, 0, 100));
+        ok(writer->arm(transfer, watch, 1, plan, 100, kPages / kLayers));
+        ok(writer->finish(transfer));
+        for (uint32_t layer = 0; layer < kLayers; ++layer) counter->bump();
+        await(*reader, EventKind::ImmReached, key);
+        for (uint32_t layer = 0; layer < kLayers; ++layer)
+            for (uint32_t i = 0; i < kPages / kLayers; ++i) {
+                const uint64_t base = layer * (kPages / kLayers);
+                CHECK(std::memcmp(&from[(base + i) * kPage], &to[(base + kPages / kLayers - 1 - i) * kPage], kPage) ==
+                      0);
+            }
+        CHECK(await(*writer, EventKind::TransferDone, transfer).ok == kPages);
+        CHECK(value(reader->imm_retire(key)) == kPages);
+
+        const uint32_t key2 = value(reader->imm_allocate(theirs));
+        transfer = value(writer->open_transfer(ours, key2));
+        for (int i = 0; i < 8; ++i) ok(writer->arm(transfer, watch, 1, plan, 0, kPages / kLayers));
+        if (life == 0) {
+            ok(writer->cancel(transfer));
+            const Event done = await(*writer, EventKind::TransferDone, transfer);
+            CHECK(done.ok + done.failed == 8 * kPages && done.unknown == 0);
+        } else if (life == 1) {
+            ok(reader->close_endpoint(theirs));
+            await(*reader, EventKind::EndpointClosed, theirs);
+        }
+        if (life < 2) {
+            ok(writer->close_endpoint(ours));
+            await(*writer, EventKind::EndpointClosed, ours);
+        }
+    }
+    ok(writer->close());
+    ok(reader->close());
+}
+
+}  // namespace
+
+// The library of the first argument, or the one that would be chosen.
+int main(int argc, char** argv) {
+    EngineConfig config;
+    config.bind = {"127.0.0.1"};
+    if (argc > 1) config.library = argv[1];
+    if (!choose_library(config.library, {})) return 77;
+    run(config);
+    config.bind = {"127.0.0.1", "127.0.0.2"};
+    config.window_ops = 5;
+    config.idle = "block";
+    run(config);
+}

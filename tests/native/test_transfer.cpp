@@ -1,0 +1,293 @@
+// Sender over a fake port with a seeded fate for each write: accounting, window, fairness, and the end of every
+// transfer.
+#include <rdma/fi_errno.h>
+
+#include <map>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "fabric/imm_table.h"
+#include "fabric/sender.h"
+
+using namespace pdd;
+
+namespace {
+
+struct Posted {
+    Op* op;
+    uint64_t transfer;
+    uint32_t units;
+    uint64_t nbytes;
+};
+
+// Takes writes until `room` are in flight, or refuses with a code.
+class FakePort final : public WritePort {
+  public:
+    size_t max_segments() const override { return 1; }
+    Status check(const WritePlan& plan) const override {
+        if (plan.dst_end() > 1 << 20) return Error{"outside", FI_EINVAL};
+        return {};
+    }
+    PostResult post(const WritePlan&, const WriteBatch& batch, uint32_t imm, Op* op) override {
+        if (refuse != 0) return {PostOutcome::Refused, refuse};
+        if (posted.size() >= room) return {PostOutcome::Again};
+        CHECK(imm_units(imm) == batch.units);
+        posted.push_back({op, op->transfer->id(), batch.units, batch.nbytes});
+        order.push_back(op->transfer->id());
+        return {PostOutcome::Posted};
+    }
+    std::string name() const override { return "fake"; }
+    std::string error_text(int code) const override { return std::to_string(code); }
+
+    size_t room = SIZE_MAX;
+    int refuse = 0;
+    std::vector<Posted> posted;
+    std::vector<uint64_t> order;
+};
+
+struct Bench {
+    explicit Bench(Window window = Window(64, 8 << 20))
+        : sender(1, port, window, SenderContext{ops, faults, events, stats, dropped}) {}
+
+    std::map<uint64_t, Event> done() {
+        std::map<uint64_t, Event> out;
+        for (auto& event : events.drain(SIZE_MAX)) {
+            if (event.kind != EventKind::TransferDone) continue;
+            CHECK(!out.contains(event.id));
+            out.emplace(event.id, event);
+        }
+        return out;
+    }
+    void complete_first(int error = 0) {
+        const Posted first = port.posted.front();
+        port.posted.erase(port.posted.begin());
+        sender.complete(first.op, error);
+    }
+
+    OpPool ops;
+    FaultInjector faults;
+    EventQueue events{64};
+    Stats stats;
+    std::vector<uint64_t> dropped;
+    FakePort port;
+    Sender sender;
+};
+
+std::shared_ptr<const WritePlan> pages(uint32_t count, uint64_t nbytes = 64, uint32_t layers = 1) {
+    std::vector<PlanEntry> entries;
+    for (uint32_t i = 0; i < count; ++i) entries.push_back({i * nbytes * 2, i * nbytes * 2, nbytes, 1});
+    return *WritePlan::make({.num_layers = layers}, std::move(entries));
+}
+
+void write_all(Bench& bench, uint64_t id, const std::shared_ptr<const WritePlan>& plan) {
+    bench.sender.open(id, 5);
+    Transfer& transfer = *bench.sender.find(id);
+    const auto count = static_cast<uint32_t>(plan->entries().size());
+    CHECK(bench.sender.arm(transfer, *plan, 0, count, id));
+    bench.sender.fire(transfer, WriteCursor(plan, 0, 0, count), true);
+    bench.sender.finish(transfer);
+}
+
+void ends_when_all_is_terminal() {
+    Bench bench(Window(3, 1 << 20));
+    write_all(bench, 1, pages(7));
+    CHECK(bench.sender.pump(100) == 3);  // the window
+    CHECK(bench.done().empty());
+    for (int i = 0; i < 7; ++i) {
+        bench.complete_first();
+        bench.sender.pump(100);
+    }
+    const auto done = bench.done();
+    CHECK(done.at(1).ok == 7 && done.at(1).failed == 0 && done.at(1).unknown == 0 && done.at(1).text.empty());
+    CHECK(bench.sender.find(1) == nullptr && bench.sender.idle());
+    CHECK(bench.stats.inflight_bytes == 0 && bench.stats.active_transfers == 0 && bench.stats.armed_plans == 0);
+}
+
+void a_write_larger_than_the_window_passes_alone() {
+    Bench bench(Window(4, 100));
+    write_all(bench, 1, pages(3, 1000));
+    for (int i = 0; i < 3; ++i) {
+        CHECK(bench.sender.pump(100) == 1);
+        bench.complete_first();
+    }
+    CHECK(bench.done().at(1).ok == 3);
+}
+
+void again_loses_nothing() {
+    Bench bench;
+    bench.port.room = 2;
+    write_all(bench, 1, pages(5));
+    CHECK(bench.sender.pump(100) == 2 && bench.sender.blocked());
+    CHECK(bench.sender.pump(100) == 0 && bench.stats.again == 2);
+    while (!bench.port.posted.empty()) {
+        bench.complete_first();
+        bench.sender.pump(100);
+    }
+    CHECK(bench.done().at(1).ok == 5);
+}
+
+void a_long_transfer_does_not_starve_a_short_one() {
+    Bench bench(Window(1, 1 << 30));
+    write_all(bench, 1, pages(1000, 64));
+    bench.sender.pump(1);
+    write_all(bench, 2, *WritePlan::make({}, {{0, 0, 600 << 10, 1}}));
+    write_all(bench, 3, pages(2, 64));
+    for (int i = 0; i < 1003; ++i) {
+        if (!bench.port.posted.empty()) bench.complete_first();
+        bench.sender.pump(1);
+    }
+    // 256 KiB of the first, then the others: the short one is among the first.
+    size_t last_of_short = 0;
+    for (size_t i = 0; i < bench.port.order.size(); ++i)
+        if (bench.port.order[i] == 3) last_of_short = i;
+    CHECK(last_of_short < 1003 && bench.done().contains(3));
+    // With equal weights, bytes alternate within a quantum.
+    Bench fair(Window(1, 1 << 30));
+    write_all(fair, 1, pages(64, 64 << 7));
+    write_all(fair, 2, pages(64, 64 << 7));
+    int64_t lead = 0;
+    for (int i = 0; i < 100; ++i) {
+        if (!fair.port.posted.empty()) fair.complete_first();
+        fair.sender.pump(1);
+    }
+    for (const uint64_t id : fair.port.order) {
+        lead += id == 1 ? 64 << 7 : -(64 << 7);
+        CHECK(std::abs(lead) <= (256 << 10) + (64 << 7));
+    }
+}
+
+void a_refused_write_ends_its_transfer_only() {
+    Bench bench;
+    write_all(bench, 1, pages(5));
+    write_all(bench, 2, pages(5));
+    bench.port.refuse = FI_EACCES;
+    bench.sender.pump(1);
+    bench.port.refuse = 0;
+    bench.sender.pump(100);
+    while (!bench.port.posted.empty()) bench.complete_first();
+    const auto done = bench.done();
+    CHECK(done.at(1).ok == 0 && done.at(1).failed == 5 && !done.at(1).text.empty());
+    CHECK(done.at(2).ok == 5);
+}
+
+void an_unknown_write_fails_the_endpoint() {
+    Bench bench(Window(3, 1 << 20));
+    write_all(bench, 1, pages(5));
+    write_all(bench, 2, pages(5));
+    bench.sender.pump(100);
+    bench.complete_first();
+    bench.complete_first(FI_ECANCELED);
+    CHECK(bench.sender.pump(100) == 0);
+    auto events = bench.events.drain(SIZE_MAX);
+    CHECK(events.size() == 2);  // the failure, and the transfer with nothing in flight
+    CHECK(events[0].kind == EventKind::EndpointFailed && events[1].id == 2 && events[1].failed == 5);
+    bench.complete_first(FI_ECANCELED);
+    const auto done = bench.done();
+    CHECK(done.at(1).ok == 1 && done.at(1).unknown == 2 && done.at(1).failed == 2);
+    bench.sender.open(3, 1);
+    CHECK(bench.done().at(3).failed == 0);
+}
+
+void closing_makes_what_is_in_flight_unknown() {
+    Bench bench(Window(2, 1 << 20));
+    write_all(bench, 1, pages(5));
+    bench.sender.open(2, 1);
+    bench.sender.pump(100);
+    bench.sender.abandon("closed");
+    const auto done = bench.done();
+    CHECK(done.at(1).unknown == 2 && done.at(1).failed == 3 && done.at(2).unknown == 0);
+    CHECK(bench.stats.inflight_writes == 0 && bench.stats.inflight_bytes == 0);
+}
+
+void plans_outside_and_after_the_end_count_as_failed() {
+    Bench bench;
+    bench.sender.open(1, 1);
+    const auto outside = *WritePlan::make({}, {{0, 2 << 20, 8, 3}});
+    CHECK(!bench.sender.arm(*bench.sender.find(1), *outside, 0, 1, 9));
+    CHECK(bench.done().at(1).failed == 3);
+    bench.sender.open(2, 1);
+    const auto plan = pages(4, 64, 3);
+    CHECK(bench.sender.arm(*bench.sender.find(2), *plan, 0, 4, 10));
+    bench.sender.fire(*bench.sender.find(2), WriteCursor(plan, 0, 0, 4), false);
+    bench.sender.pump(1);
+    bench.sender.drop(*bench.sender.find(2), "cancelled");
+    CHECK(bench.dropped == std::vector<uint64_t>{10});
+    CHECK(!bench.sender.arm(*bench.sender.find(2), *plan, 0, 4, 11));  // the last write is still in flight
+    bench.sender.write(*bench.sender.find(2), outside);
+    bench.complete_first();
+    const auto done = bench.done();
+    CHECK(done.at(2).ok == 1 && done.at(2).failed == 11 + 12 + 3 && done.at(2).text == "cancelled");
+}
+
+// Thousands of random lives: whatever happens, each transfer ends once and its units add up.
+void random_lives_add_up() {
+    for (uint64_t seed = 0; seed < 2000; ++seed) {
+        std::mt19937_64 random(seed);
+        Bench bench(Window(1 + random() % 5, 64 << (random() % 8)));
+        bench.port.room = 1 + random() % 6;
+        bench.faults.set(static_cast<Fault>(random() % 4), 1 + random() % 30, random() % 3);
+        std::map<uint64_t, uint64_t> units;
+        std::map<uint64_t, Event> done;
+        const auto collect = [&] {
+            for (auto& [id, event] : bench.done()) CHECK(done.emplace(id, event).second);
+        };
+        for (int step = 0; step < 60; ++step) {
+            const uint64_t id = 1 + random() % 6;
+            Transfer* transfer = bench.sender.find(id);
+            switch (random() % 8) {
+                case 0:
+                    if (!units.contains(id)) {
+                        units[id] = 0;
+                        bench.sender.open(id, 1);
+                    }
+                    break;
+                case 1:
+                case 2:
+                    if (transfer != nullptr) {
+                        const auto plan = pages(1 + random() % 5, 64);
+                        const auto count = static_cast<uint32_t>(plan->entries().size());
+                        units[id] += count;
+                        if (bench.sender.arm(*transfer, *plan, 0, count, step))
+                            bench.sender.fire(*transfer, WriteCursor(plan, 0, 0, count), true);
+                    }
+                    break;
+                case 3:
+                    if (transfer != nullptr) bench.sender.finish(*transfer);
+                    break;
+                case 4:
+                    if (transfer != nullptr && random() % 4 == 0) bench.sender.drop(*transfer, "cancelled");
+                    break;
+                case 5:
+                    bench.sender.pump(1 + random() % 4);
+                    break;
+                default:
+                    if (!bench.port.posted.empty()) {
+                        const int errors[] = {0, 0, 0, 0, 0, 0, FI_EACCES, random() % 4 == 0 ? FI_ENOTCONN : 0};
+                        bench.complete_first(errors[random() % 8]);
+                    }
+            }
+            collect();
+        }
+        bench.sender.abandon("closed");
+        collect();
+        CHECK(done.size() == units.size());
+        for (const auto& [id, event] : done) CHECK(event.ok + event.failed + event.unknown == units[id]);
+        CHECK(bench.stats.inflight_writes == 0 && bench.stats.inflight_bytes == 0);
+        CHECK(bench.stats.active_transfers == 0 && bench.stats.armed_plans == 0);
+    }
+}
+
+}  // namespace
+
+int main() {
+    ends_when_all_is_terminal();
+    a_write_larger_than_the_window_passes_alone();
+    again_loses_nothing();
+    a_long_transfer_does_not_starve_a_short_one();
+    a_refused_write_ends_its_transfer_only();
+    an_unknown_write_fails_the_endpoint();
+    closing_makes_what_is_in_flight_unknown();
+    plans_outside_and_after_the_end_count_as_failed();
+    random_lives_add_up();
+}
