@@ -78,7 +78,7 @@ void Sender::write(Transfer& transfer, const std::shared_ptr<const WritePlan>& p
 void Sender::enqueue(Transfer& transfer) {
     if (transfer.in_line) return;
     transfer.in_line = true;
-    transfer.deficit = 0;
+    transfer.deficit = kQuantum;  // its first turn; it waits one round for it, not two
     line_.push_back(&transfer);
 }
 

@@ -134,7 +134,8 @@ class Fabric:
     def register(self, address: int, nbytes: int) -> int:
         """Region id, on every NIC; ids count from 0. The caller keeps the memory until unregister returns."""
 
-    def unregister(self, region: int) -> None: ...
+    def unregister(self, region: int) -> None:
+        """Not a fence: close the endpoints that it was described on first."""
 
     # endpoints: one per peer, so that closing one fences exactly that peer
     def open_endpoint(self) -> int: ...

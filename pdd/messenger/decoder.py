@@ -253,7 +253,7 @@ class Decoder:
         if ended.reason == "draining":
             link.peer_draining = True
         if attempt.failure is None:
-            attempt.failure = PrefillRefused(f"{link.name}: {ended.message}")
+            attempt.failure = PrefillRefused(f"{link.name}: {wire.one_line(ended.message)}")
             attempt.retryable = ended.retryable
         if ended.unknown_units:
             self._fence(attempt, f"{link.name} does not know the fate of {ended.unknown_units} units")

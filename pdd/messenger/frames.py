@@ -107,14 +107,21 @@ class FrameStream:
             raise PeerLost(f"the peer does not read: {unsent} bytes wait to be sent")
         self._writer.write(_HEADER.pack(len(payload)) + payload)
 
-    async def close(self, linger_seconds: float) -> None:
-        """Sends what is queued for at most `linger_seconds`, then drops the rest."""
+    def close(self, linger_seconds: float) -> None:
+        """Closes once what is queued is sent; what is not within `linger_seconds` is dropped. Returns at once."""
+        transport = self._writer.transport
+        if transport.is_closing():
+            return
         self._writer.close()
+        if transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(linger_seconds, transport.abort)
+
+    async def wait_closed(self) -> None:
+        """Returns once the connection is gone; `close` or `abort` came before."""
         try:
-            async with asyncio.timeout(linger_seconds):
-                await self._writer.wait_closed()
-        except (TimeoutError, OSError):
-            self._writer.transport.abort()
+            await self._writer.wait_closed()
+        except OSError:
+            return  # it broke before it was closed, which is as good
 
     def abort(self) -> None:
         """Drops the connection at once; queued bytes are lost."""

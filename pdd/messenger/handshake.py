@@ -150,7 +150,8 @@ async def _receive_greeting(stream: FrameStream) -> wire.Greeting:
     try:
         outline = msgspec.msgpack.decode(payload, type=_AnyGreeting)
         if outline.type == "goodbye":
-            raise PeerLost(f"the peer said goodbye: {msgspec.msgpack.decode(payload, type=wire.Goodbye).reason}")
+            goodbye = msgspec.msgpack.decode(payload, type=wire.Goodbye)
+            raise PeerLost(f"the peer said goodbye: {wire.one_line(goodbye.reason)}")
         if outline.type != "greeting":
             raise PeerProtocol(f"a {outline.type!r} came where a greeting must")
         if outline.protocol != wire.PROTOCOL_VERSION:
@@ -174,7 +175,7 @@ async def _expect(stream: FrameStream, kind: type[M]) -> M:
     if isinstance(message, kind):
         return message
     if isinstance(message, wire.Goodbye):
-        raise PeerLost(f"the peer said goodbye: {message.reason}")
+        raise PeerLost(f"the peer said goodbye: {wire.one_line(message.reason)}")
     raise PeerProtocol(f"a {type(message).__name__} came where a {kind.__name__} must")
 
 

@@ -162,11 +162,14 @@ class PeerLink:
         except asyncio.CancelledError:
             self.fence(PeerLost("this node closes the link"))
             raise
+        except Exception as error:  # a bug ends this link, not the dialling of its peer
+            _log.exception("the link to %s failed", self.name)
+            self.fence(PeerProtocol(f"this node failed: {error!r}"))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._stream.close(_LINGER_SECONDS)
+            await self._stream.wait_closed()
 
     def fence(self, error: PddError) -> None:
         """Ends the link now, for `error`. Idempotent: the first cause stays."""
@@ -177,12 +180,18 @@ class PeerLink:
         self._state.move(LinkState.CLOSING, str(error))
         try:
             self._stream.send(wire.Goodbye(reason=str(error)[:4000]))
+            self._stream.close(_LINGER_SECONDS)
         except PddError:
             self._stream.abort()  # it cannot be told; the reset tells it
         self._close_endpoint()
         self._ended.set()
         if self.was_up:
             self._handler.link_down(self)
+
+    def drop(self, error: PddError) -> None:
+        """Ends the link as `fence` does, and a handshake that waits for the peer too; the peer is not told why."""
+        self.fence(error)
+        self._stream.abort()  # the handshake sees the end of the stream
 
     async def wait_closed(self) -> None:
         """Returns once the fence is up."""
@@ -303,7 +312,7 @@ class PeerLink:
             case wire.Heartbeat():
                 self._take_heartbeat(message)
             case wire.Goodbye():
-                raise PeerLost(f"{self.name} said goodbye: {message.reason}")
+                raise PeerLost(f"{self.name} said goodbye: {wire.one_line(message.reason)}")
             case wire.Greeting() | wire.Proof() | wire.Hello():
                 raise PeerProtocol(f"a {type(message).__name__} came after the handshake")
             case _:

@@ -33,12 +33,14 @@ class PeerListener:
         self._links: dict[PeerLink, asyncio.Task[None]] = {}
         self._fencing: set[PeerLink] = set()
         self._quiet = QuietLog(_log, context.clock)
+        self._closing = False
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, sock=self._sock)
 
     async def close(self, fence_seconds: float = 5.0) -> None:
         """Accepts no more, says goodbye to every decoder and waits for the fences, at most `fence_seconds`."""
+        self._closing = True
         if self._server is not None:
             self._server.close()
         tasks = list(self._links.values())
@@ -70,6 +72,9 @@ class PeerListener:
     # -- inside ---------------------------------------------------------------------------------------------------
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream = FrameStream(reader, writer)
+        if self._closing:  # it was accepted just before
+            stream.abort()
+            return
         self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
         self._make_room()
         set_socket_options(writer)
@@ -84,8 +89,7 @@ class PeerListener:
         ever, and whoever refused the newcomer instead would let silent strangers shut out every decoder."""
         waiting = [link for link in self._links if link.state is LinkState.HANDSHAKE]  # the oldest first
         if len(waiting) >= _MAX_HANDSHAKES:
-            waiting[0].fence(PeerLost(f"it makes room: {_MAX_HANDSHAKES} newer handshakes are open"))
-            self._links[waiting[0]].cancel()
+            waiting[0].drop(PeerLost(f"it makes room: {_MAX_HANDSHAKES} newer handshakes are open"))
 
     async def _keep(self, link: PeerLink) -> None:
         try:

@@ -32,8 +32,10 @@ PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 16 << 20
 MAX_HANDSHAKE_BYTES = 256 << 10  # no stranger makes us hold more
 
-ShortText = Annotated[str, msgspec.Meta(max_length=256)]
-LongText = Annotated[str, msgspec.Meta(max_length=4096)]
+# Names and words of a peer end up in logs and on terminals: no line breaks, no escapes, no change of direction.
+_ONE_LINE = r"^[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]*\Z"
+ShortText = Annotated[str, msgspec.Meta(max_length=256, pattern=_ONE_LINE)]
+LongText = Annotated[str, msgspec.Meta(max_length=4096)]  # through one_line() before anybody sees it
 Key = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Size = Annotated[int, msgspec.Meta(ge=1)]
@@ -143,6 +145,11 @@ Message = Greeting | Proof | Hello | PrefillRequest | PrefillEnded | Cancel | He
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def one_line(text: str) -> str:
+    """What a peer wrote, fit for a log line and a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def pack_u32(numbers: Sequence[int]) -> bytes:

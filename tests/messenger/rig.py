@@ -243,6 +243,7 @@ class Proxy:
         self.verdict: Verdict = lambda direction, n, message: "pass"
         self.silent = False  # frames are held back, the connection stays
         self.refusing = False
+        self.closing = False
         self.seen: list[tuple[str, wire.Message | None]] = []
         self._counts = {"to_p": 0, "to_d": 0}
         self._server: asyncio.Server | None = None
@@ -260,6 +261,7 @@ class Proxy:
 
     async def close(self) -> None:
         assert self._server is not None
+        self.closing = True
         self._server.close()
         self.cut()
         for task in self._tasks:
@@ -278,6 +280,9 @@ class Proxy:
             self._loud = asyncio.Event()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.closing:
+            writer.transport.abort()
+            return
         task = asyncio.create_task(self._relay(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

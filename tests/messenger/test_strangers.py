@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -144,7 +145,7 @@ async def test_proof_of_the_acceptor_is_checked_too() -> None:
         proof = await stream.receive()
         stream.send(proof)
         seen.append(await stream.receive())
-        await stream.close(1.0)
+        stream.close(1.0)
 
     server = await asyncio.start_server(impostor, "127.0.0.1", 0)
     async with running() as rig:
@@ -169,7 +170,7 @@ async def test_other_protocol_gets_one_clear_error(protocol: int) -> None:
         assert isinstance(goodbye, wire.Goodbye)
         assert str(protocol) in goodbye.reason
         assert str(wire.PROTOCOL_VERSION) in goodbye.reason
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 # -- garbage ----------------------------------------------------------------------------------------------------------
@@ -214,6 +215,29 @@ async def test_garbage_costs_one_connection_and_one_line(kind: str, caplog: pyte
         assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
 
 
+FORGED = "bye\n12:00:00.000 ERROR pdd: all is lost \x1b[31m \u202e"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Goodbye(FORGED),
+        wire.Hello(FORGED, "decode", 7, "fake", geometry(page_size=6), b"x", "0.1.0"),
+        wire.Hello("d", "decode", 7, "fake", geometry(dtype=FORGED), b"x", "0.1.0"),
+    ],
+    ids=["goodbye", "name", "geometry"],
+)
+async def test_a_stranger_forges_no_log_line(message: wire.Message, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with running() as rig:
+        p = await rig.prefiller()
+        _, writer = await asyncio.open_connection("127.0.0.1", p.port)
+        writer.write(frame(greeting()) + frame(wire.encode(message)))
+        await until(lambda: any("ended" in record.getMessage() for record in caplog.records))
+        assert all(record.getMessage().isprintable() for record in caplog.records)
+        writer.close()
+
+
 async def test_strangers_who_say_nothing_time_out() -> None:
     async with running() as rig:
         p = await rig.prefiller()
@@ -235,6 +259,17 @@ async def test_silent_strangers_do_not_shut_out_a_decoder() -> None:
         assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
         for _, writer in connections:
             writer.close()
+
+
+async def test_a_burst_of_strangers_leaves_nothing_behind() -> None:
+    """Accepted in one turn of the loop: some make room before their own tasks have begun."""
+    async with running() as rig:
+        p = await rig.prefiller(settings=dataclasses.replace(FAST, connect_timeout=60.0))
+        strangers = [socket.create_connection(("127.0.0.1", p.port)) for _ in range(90)]
+        await until(lambda: len(p.prefiller.listener._links) == 64)
+        for stranger in strangers:
+            stranger.close()
+        await until(lambda: len(p.prefiller.listener._links) == 0)
 
 
 async def test_many_strangers_write_few_log_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -311,7 +346,7 @@ async def test_request_that_cannot_be_right_is_refused(changes: dict[str, Any], 
         assert (ended.reason, ended.ok_units, ended.unknown_units) == ("refused", 0, 0)
         assert word in ended.message
         assert p.prefiller.counters.jobs == 0
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 def _twice(stream: FrameStream) -> None:
@@ -355,7 +390,7 @@ async def test_admitted_rogue_loses_its_link_only(kind: str) -> None:
         p.engine.paused.set()
         await until(lambda: p.prefiller.num_jobs == 0 and len(p.engine.free) == 64)
         assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 async def test_second_link_of_one_decoder_life_replaces_the_first() -> None:
@@ -374,7 +409,7 @@ async def test_second_link_of_one_decoder_life_replaces_the_first() -> None:
         p.engine.paused.set()
         await until(lambda: p.prefiller.num_jobs == 0)
         for stream in (first, second, other):
-            await stream.close(1.0)
+            stream.close(1.0)
 
 
 async def test_late_cancel_is_answered_with_what_was_written() -> None:
@@ -389,7 +424,7 @@ async def test_late_cancel_is_answered_with_what_was_written() -> None:
             assert isinstance(ended, wire.PrefillEnded)
             assert (ended.reason, ended.ok_units, ended.unknown_units) == ("cancelled", 9, 0)
         assert p.prefiller.counters.tombstones == 0
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 async def test_cancel_of_an_attempt_that_was_forgotten_is_answered_with_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,7 +441,7 @@ async def test_cancel_of_an_attempt_that_was_forgotten_is_answered_with_doubt(mo
             assert isinstance(ended, wire.PrefillEnded)
             assert (ended.attempt, ended.unknown_units) == (attempt, unknown)
         assert p.prefiller.counters.tombstones == 1  # of the one that never came
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 async def test_key_in_use_is_an_error_of_the_new_request() -> None:
@@ -425,7 +460,7 @@ async def test_key_in_use_is_an_error_of_the_new_request() -> None:
         ended = await _answer(stream)
         assert isinstance(ended, wire.PrefillEnded)
         assert ended.attempt == 1
-        await stream.close(1.0)
+        stream.close(1.0)
 
 
 async def test_peer_that_does_not_read_is_dropped() -> None:
@@ -438,4 +473,4 @@ async def test_peer_that_does_not_read_is_dropped() -> None:
         ended = wire.PrefillEnded(attempt=1, reason="failed", message="x" * 4000)
         await until(lambda: not all(link.send(ended) for _ in range(200)))
         assert "does not read" in str(link.error)
-        await stream.close(1.0)
+        stream.close(1.0)

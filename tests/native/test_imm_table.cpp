@@ -1,10 +1,11 @@
 // ImmTable: early, late, stale, foreign and surplus arrivals; exactly one "reached" whoever comes first.
-#include <barrier>
+#include <atomic>
 #include <thread>
 #include <unordered_set>
 
 #include "check.h"
 #include "fabric/imm_table.h"
+#include "util/pause.h"
 
 using namespace pdd;
 using Outcome = ImmTable::Outcome;
@@ -84,26 +85,36 @@ void a_peer_that_never_stops_stays_inside_its_own_key() {
     CHECK(*table.retire(key) > 0xffff0000u);
 }
 
-// arm() on one thread against the last add() on another: exactly one of the two tells.
+// arm() on one thread against the last add() on another: exactly one of the two tells. The threads meet by spinning,
+// and one of them starts a little later or earlier each round, so that the two calls do overlap.
 void the_race_of_arm_and_add_tells_once() {
-    constexpr int kRounds = 5000;
+    constexpr uint32_t kRounds = 100000;
     ImmTable table;
     uint32_t key = 0;
     bool told = false;
-    std::barrier step(2);
+    std::atomic<uint32_t> started{0};
+    std::atomic<uint32_t> ended{0};
+    const auto meet = [](const std::atomic<uint32_t>& count, uint32_t round) {
+        for (uint32_t turn = 0; count.load(std::memory_order_acquire) < round; ++turn)
+            if (turn % 256 == 255) std::this_thread::yield();
+    };
+    const auto linger = [](uint32_t turns) {
+        for (uint32_t i = 0; i < turns; ++i) cpu_pause();
+    };
     std::thread adder([&] {
-        for (int round = 0; round < kRounds; ++round) {
-            step.arrive_and_wait();
-            for (int i = 0; i < 4; ++i) told |= table.add(1, imm_pack(key, 1)).outcome == Outcome::Reached;
-            step.arrive_and_wait();
+        for (uint32_t round = 1; round <= kRounds; ++round) {
+            meet(started, round);
+            linger(round % 7);
+            told = table.add(1, imm_pack(key, 1)).outcome == Outcome::Reached;
+            ended.store(round, std::memory_order_release);
         }
     });
-    for (int round = 0; round < kRounds; ++round) {
+    for (uint32_t round = 1; round <= kRounds; ++round) {
         key = *table.allocate(1);
-        told = false;
-        step.arrive_and_wait();
-        const bool mine = table.arm(key, 4).outcome == Outcome::Reached;
-        step.arrive_and_wait();
+        started.store(round, std::memory_order_release);
+        linger(round / 7 % 7);
+        const bool mine = table.arm(key, 1).outcome == Outcome::Reached;
+        meet(ended, round);
         CHECK(told != mine);
         table.retire(key);
     }
