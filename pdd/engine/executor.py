@@ -110,7 +110,7 @@ class RankExecutor:
         """Starts the ranks and waits until all are ready; on failure nothing is left running.
 
         Raises:
-            ModelError, ConfigError: the ranks cannot run this model with these settings.
+            ModelError, ConfigError, LimitError: the ranks cannot run this model with these settings or this memory.
             RankDied: a rank ended, or did not get ready in time.
         """
         self._keeper.start()

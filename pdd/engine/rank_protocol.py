@@ -45,11 +45,11 @@ class RankInit(msgspec.Struct, frozen=True, tag="init"):
     dtype: str = "auto"  # auto (the checkpoint's), bfloat16, float32
     page_size: int = 16  # tokens
     num_pages: int = 0  # 0: as many as memory_fraction allows, at most max_batch_size * max_context tokens
-    memory_fraction: float = 0.2  # of the machine's memory, for KV, when num_pages is 0
+    memory_fraction: float = 0.2  # of the memory that is free once the weights are loaded, for KV, when num_pages is 0
     max_context: int = 0  # tokens; 0: the model's
     max_batch_size: int = 64  # rows of a step
     max_batch_tokens: int = 2048  # tokens of a step
-    threads: int = 0  # of the forward pass; 0: one per CPU this process may run on
+    threads: int = 0  # of the forward pass; 0: one per CPU of its NUMA node that this process may run on
     warm_up: bool = True  # run a few throw-away steps before RankReady
 
 

@@ -7,26 +7,32 @@ they wrote.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
+import math
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
+from pdd.engine.machine import free_memory, near_cpus
 from pdd.engine.rank_protocol import RankInit, RankProgress, RankReady
 from pdd.engine.rank_runner import RankRunner
-from pdd.errors import ConfigError, EngineError, ModelError
-from pdd.kv.layout import KvLayout
+from pdd.errors import ConfigError, EngineError, LimitError, ModelError
+from pdd.kv.layout import DTYPE_BYTES, KvLayout
 from pdd.model.attention import Attention, LayerCounter, kv_tensor
 from pdd.model.attn_torch import TorchAttention
 from pdd.model.checkpoint import Shard
 from pdd.model.config import ModelConfig, fingerprint, load_config
 from pdd.model.llama import LlamaModel, load_model
+from pdd.model.safetensors_file import read_directory
+from pdd.topology import sysfs
+from pdd.units import show_bytes
 
 _PROGRESS_SECONDS = 0.1  # between two progress messages
 _WARM_UP_TOKENS = 64
@@ -46,23 +52,29 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
     """Everything from RankInit to RankReady.
 
     Raises:
-        ModelError: the checkpoint cannot be run here.
-        ConfigError: a size in `init` cannot be met.
+        ModelError: the checkpoint cannot be read, or not run here.
+        ConfigError: a size in `init` makes no sense with this model.
+        LimitError: the memory that is free holds neither weights nor KV of that size.
         EngineError: the native core is missing.
     """
     started = time.monotonic()
     if init.world != 1:
-        raise ConfigError(f"tensor parallelism over {init.world} ranks is not supported yet; use 1")
-    torch.set_num_threads(init.threads or len(os.sched_getaffinity(0)))
-    torch.set_num_interop_threads(1)
+        raise ConfigError(f"tensor parallelism over {init.world} ranks is not supported yet",
+                          hint="Start the node with one rank.")
+    _set_threads(init.threads)
     model_dir = Path(init.model_dir)
-    config = load_config(model_dir)
+    with _reading(model_dir):
+        config = load_config(model_dir)
     dtype = config.dtype if init.dtype == "auto" else init.dtype
     max_context = init.max_context or config.max_position
     if max_context > config.max_position:
-        raise ConfigError(f"max_context {max_context} is more than the {config.max_position} tokens of the model")
-    model = load_model(model_dir, config, dtype=dtype, max_context=max_context, shard=Shard(init.rank, init.world),
-                       progress=_throttled("weights", report))
+        raise ConfigError(f"max_context {max_context} is more than the {config.max_position} tokens of the model",
+                          hint=f"Set model.max_context to at most {config.max_position}, or to 0: what the model allows.")
+    with _reading(model_dir):
+        identity = fingerprint(model_dir)
+        _check_weights_fit(model_dir, dtype)
+        model = load_model(model_dir, config, dtype=dtype, max_context=max_context,
+                           shard=Shard(init.rank, init.world), progress=_throttled("weights", report))
     layout = _layout(init, config, model, dtype, max_context)
     kv_fd, memory = _make_region(layout.region_bytes)
     report(RankProgress("kv", layout.region_bytes, layout.region_bytes))
@@ -76,40 +88,66 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
         rank=init.rank, num_layers=config.num_layers, num_pages=layout.num_pages, num_kv_heads=layout.num_kv_heads,
         page_size=layout.page_size, head_dim=layout.head_dim, dtype=dtype, total_kv_heads=config.num_kv_heads,
         vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids, max_context=max_context,
-        family=config.family, fingerprint=fingerprint(model_dir), kv_bytes=layout.region_bytes,
+        family=config.family, fingerprint=identity, kv_bytes=layout.region_bytes,
         param_bytes=model.param_bytes, threads=torch.get_num_threads(), attention=attention_name,
         load_seconds=time.monotonic() - started, pid=os.getpid())
     runner = RankRunner(model, attention, layout, counter, max_context=max_context)
     return StartedRank(ready, runner, (kv_fd, counter_fd), memory)
 
 
+def _set_threads(threads: int) -> None:
+    """`threads` of the forward pass, wherever the system puts them; 0: one on each CPU of a single NUMA node, and only
+    there, so that weights and KV lie next to who reads them."""
+    if not threads:
+        cpus = near_cpus(os.sched_getaffinity(0), sysfs.read().numa)
+        os.sched_setaffinity(0, cpus)  # this thread; those of the pass are its children
+        threads = len(cpus)
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+
+
+@contextlib.contextmanager
+def _reading(model_dir: Path) -> Iterator[None]:
+    """Makes every failure to read the checkpoint one that says what to do."""
+    hint = "Check model.path, and that the user of the daemon may read all files there; else copy the checkpoint again."
+    try:
+        yield
+    except ModelError as error:
+        error.hint = error.hint or hint
+        raise
+    except OSError as error:
+        raise ModelError(f"the checkpoint in {model_dir} cannot be read: {error}", hint=hint) from error
+
+
+def _check_weights_fit(model_dir: Path, dtype: str) -> None:
+    """Refuses weights that the kernel would kill this process for."""
+    needed = sum(math.prod(entry.shape) for entry in read_directory(model_dir).values()) * DTYPE_BYTES[dtype]
+    free = free_memory()
+    if needed > free:
+        raise LimitError(f"the weights take {show_bytes(needed)} as {dtype}; {show_bytes(free)} of memory are free",
+                         hint="Free or add memory, raise the memory limit of the service, or choose a smaller model.")
+
+
 def _layout(init: RankInit, config: ModelConfig, model: LlamaModel, dtype: str, max_context: int) -> KvLayout:
     one = KvLayout(num_layers=config.num_layers, num_pages=1, num_kv_heads=model.num_kv_heads,
                    page_size=init.page_size, head_dim=config.head_dim, dtype=dtype)
-    num_pages = init.num_pages
+    num_pages, free = init.num_pages, free_memory()
     if num_pages == 0:
-        budget = int(_memory_bytes() * init.memory_fraction)
         most = init.max_batch_size * one.num_pages_for(max_context)
-        num_pages = min(budget // one.region_bytes, most)
+        num_pages = min(int(free * init.memory_fraction) // one.region_bytes, most)
         if num_pages < 1:
-            raise ConfigError(f"memory_fraction {init.memory_fraction} of this machine's memory ({budget} bytes) does "
-                              f"not hold one page of KV ({one.region_bytes} bytes)")
-    layout = dataclasses.replace(one, num_pages=num_pages)
-    if layout.region_bytes > _memory_bytes():  # the region is made all the same, and kills the node once it fills
-        raise ConfigError(f"kv.num_pages = {num_pages} are {layout.region_bytes} bytes of KV; "
-                          f"this machine has {_memory_bytes()} bytes of memory",
-                          hint=f"set at most {_memory_bytes() // one.region_bytes}, or 0 for what fits")
-    return layout
-
-
-def _memory_bytes() -> int:
-    """Memory of the machine, or of the cgroup when that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdigit() else total
+            raise LimitError(f"memory_fraction {init.memory_fraction} of the {show_bytes(free)} of memory that are free "
+                             f"does not hold one page of KV ({show_bytes(one.region_bytes)})",
+                             hint="Free or add memory, raise kv.memory_fraction, or lower kv.page_size.")
+    elif num_pages * one.region_bytes > free:
+        raise LimitError(f"{num_pages} pages of KV take {show_bytes(num_pages * one.region_bytes)}; "
+                         f"{show_bytes(free)} of memory are free",
+                         hint=f"Lower kv.num_pages ({free // one.region_bytes} would fit), or set it to 0: as many as "
+                              "kv.memory_fraction allows.")
+    if min(num_pages * init.page_size, max_context) < 2:
+        raise ConfigError(f"a node needs room for two tokens; num_pages {num_pages} of {init.page_size} tokens and "
+                          f"max_context {max_context} give less", hint="Raise kv.num_pages, or model.max_context.")
+    return dataclasses.replace(one, num_pages=num_pages)
 
 
 def _make_region(num_bytes: int) -> tuple[int, mmap.mmap]:
@@ -121,8 +159,9 @@ def _make_region(num_bytes: int) -> tuple[int, mmap.mmap]:
         return fd, mmap.mmap(fd, num_bytes)
     except OSError as error:
         os.close(fd)
-        raise ConfigError(f"a KV region of {num_bytes} bytes cannot be made: {error.strerror}",
-                          hint="Lower kv.memory_fraction or kv.num_pages.") from error
+        raise LimitError(f"a KV region of {show_bytes(num_bytes)} cannot be made: {error.strerror}",
+                         hint="Lower kv.memory_fraction or kv.num_pages, or raise the limit of address space "
+                              "(ulimit -v).") from error
 
 
 def make_attention(layout: KvLayout, kv: torch.Tensor, num_heads: int) -> tuple[Attention, str]:
@@ -155,8 +194,6 @@ def _warm_up(model: LlamaModel, attention: Attention, layout: KvLayout, kv: torc
     """One prefill and one decode step, so that the first real step does not pay for one-time set-up (JIT of
     kernels)."""
     length = min(_WARM_UP_TOKENS, max_context - 1, max_batch_tokens, layout.num_pages * layout.page_size - 1)
-    if length < 1:
-        raise ModelError("the KV region does not hold two tokens")
     runner = RankRunner(model, attention, layout, _NoCounter(), max_context=max_context)
     pages = tuple(range(layout.num_pages_for(length + 1)))
     runner.run(StepPlan(0, (), (NewRow(0, (0,), (), Sampling(temperature=0.0)),),

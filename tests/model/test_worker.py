@@ -4,6 +4,7 @@ built."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
 import os
 import signal
@@ -32,7 +33,7 @@ from pdd.engine.rank_protocol import (
     StepDone,
     rank_environment,
 )
-from pdd.errors import EXIT_CONFIG, EXIT_ENGINE_DIED
+from pdd.errors import EXIT_CONFIG, EXIT_ENGINE_DIED, EXIT_LIMITS, ConfigError, LimitError, ModelError, PddError
 from pdd.model.attention import kv_tensor
 from pdd.model.demo import write_demo_model
 from tests.model.model_harness import Harness
@@ -136,23 +137,84 @@ def test_a_ranks_life(model: Path) -> None:
             os.close(fd)
 
 
-@pytest.mark.parametrize(("changes", "error_id", "message"), [
-    ({"model_dir": "/nonexistent"}, "E781", "does not exist"),
-    ({"max_context": 10**6}, "E780", "max_context 1000000 is more than the 4096"),
-    ({"world": 2}, "E780", "2 ranks is not supported yet"),
-    ({"num_pages": 0, "memory_fraction": 1e-12}, "E780", "does not hold one page"),
-    ({"num_pages": 2_000_000_000}, "E780", "this machine has"),
+@pytest.mark.parametrize(("changes", "kind", "exit_code", "message", "hint"), [
+    ({"model_dir": "/nonexistent"}, ModelError, EXIT_CONFIG, "does not exist", "Set model.path"),
+    ({"max_context": 10**6}, ConfigError, EXIT_CONFIG, "max_context 1000000 is more than the 4096", "at most 4096"),
+    ({"max_context": 1}, ConfigError, EXIT_CONFIG, "needs room for two tokens", "Raise kv.num_pages, or model.max_"),
+    ({"page_size": 1, "num_pages": 1}, ConfigError, EXIT_CONFIG, "needs room for two tokens", "Raise kv.num_pages"),
+    ({"world": 2}, ConfigError, EXIT_CONFIG, "2 ranks is not supported yet", "with one rank"),
+    ({"num_pages": 0, "memory_fraction": 1e-12}, LimitError, EXIT_LIMITS, "does not hold one page", "memory_fraction"),
+    ({"num_pages": 10**12}, LimitError, EXIT_LIMITS, "1000000000000 pages of KV take", "would fit"),
 ])
-def test_a_failed_start_says_why(model: Path, changes: dict[str, object], error_id: str, message: str) -> None:
-    with rank() as (channel, process):
-        channel.send(init_for(model, **changes))
+def test_a_failed_start_says_why(model: Path, changes: dict[str, object], kind: type[PddError], exit_code: int,
+                                 message: str, hint: str) -> None:
+    failed = failed_start(init_for(model, **changes), exit_code)
+    assert type(failed) is kind
+    assert message in str(failed)
+    assert hint in failed.hint
+
+
+def failed_start(init: RankInit, exit_code: int, code: str = FAKE_NATIVE) -> PddError:
+    """The error that the daemon raises for a start that fails; the rank's exit code is the same as the daemon's."""
+    with rank(code) as (channel, process):
+        channel.send(init)
         while isinstance(failed := channel.receive(60), RankProgress):
             pass
-        assert isinstance(failed, RankFailed)
-        assert failed.error_id == error_id
-        assert message in failed.message
-        assert str(failed.to_error()) == failed.message
-        assert process.wait(10) == EXIT_CONFIG
+        assert isinstance(failed, RankFailed), failed
+        assert process.wait(10) == exit_code
+    error = failed.to_error()
+    assert error.exit_code == exit_code
+    return error
+
+
+@pytest.mark.parametrize("damage", ["truncate", "directory", "garbage"])
+def test_a_checkpoint_that_cannot_be_read_says_what_to_do(tmp_path: Path, damage: str) -> None:
+    folder = write_demo_model(tmp_path / "model")
+    weights = folder / "model.safetensors"
+    if damage == "truncate":
+        os.truncate(weights, weights.stat().st_size - 1)
+    elif damage == "garbage":
+        weights.write_bytes(b"once upon a time")
+    else:
+        (folder / "model.safetensors.index.json").mkdir()
+    error = failed_start(init_for(folder), EXIT_CONFIG)
+    assert type(error) is ModelError
+    assert "safetensors" in str(error)
+    assert "opy the checkpoint again" in error.hint
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(model: Path) -> None:
+    small = "import pdd.engine.machine as m; m.free_memory = lambda: 4096\n" + FAKE_NATIVE
+    error = failed_start(init_for(model), EXIT_LIMITS, small)
+    assert type(error) is LimitError
+    assert "the weights take" in str(error)
+    assert "4.1 kB of memory are free" in str(error)
+    assert "smaller model" in error.hint
+
+
+def test_memory_fraction_is_of_what_is_free(model: Path) -> None:
+    free = 16 << 20
+    small = f"import pdd.engine.machine as m; m.free_memory = lambda: {free}\n" + FAKE_NATIVE
+    with rank(small) as (channel, _):
+        ready, fds, _ = started(channel, init_for(model, num_pages=0, memory_fraction=0.25, warm_up=False))
+        for fd in fds:
+            os.close(fd)
+        page = dataclasses.replace(ready.layout, num_pages=1)
+        assert ready.num_pages == free // 4 // page.region_bytes
+
+
+def test_a_rank_takes_the_cpus_of_one_numa_node(model: Path) -> None:
+    """The machine's own nodes are hidden: the first CPU that the rank may use is alone on node 3."""
+    first = min(os.sched_getaffinity(0))
+    nodes = ("import dataclasses; from pdd.topology import sysfs; from pdd.topology.types import NumaNode; real = sysfs.read;"
+             f"sysfs.read = lambda: dataclasses.replace(real(), numa=(NumaNode(0, ()), NumaNode(3, ({first}, 9999))))\n")
+    for threads, cpus in ((0, {first}), (2, os.sched_getaffinity(0))):
+        with rank(nodes + FAKE_NATIVE) as (channel, process):
+            ready, fds, _ = started(channel, init_for(model, threads=threads, warm_up=False))
+            for fd in fds:
+                os.close(fd)
+            assert ready.threads == (threads or 1)
+            assert os.sched_getaffinity(process.pid) == cpus
 
 
 def test_a_rank_whose_daemon_died_at_once_loads_nothing(model: Path) -> None:
