@@ -110,7 +110,9 @@ class FrameStream:
             async with asyncio.timeout(linger_seconds):
                 await self._writer.wait_closed()
         except (TimeoutError, OSError):
-            self._writer.transport.abort()
+            return
+        finally:
+            self._writer.transport.abort()  # also when this is cancelled; nothing if it is closed already
 
     def abort(self) -> None:
         """Drops the connection at once; queued bytes are lost."""
