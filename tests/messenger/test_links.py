@@ -179,6 +179,7 @@ async def test_error_of_an_endpoint_that_closes_all_the_same_is_no_alarm(
         await until(up(d))
         (link,) = d.decoder.peers.usable_links()
         assert link.endpoint is not None
+        d.fabric.close_delay = 0.02
         link.fence(PeerLost("for the test"))
         d.fabric.fail_endpoint(link.endpoint, "connection reset")
         await until(lambda: link.state is LinkState.CLOSED)
