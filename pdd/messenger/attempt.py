@@ -93,11 +93,13 @@ class Attempt:
             request_id=reserved.request_id[:256],
         )  # fmt: skip
 
-    def status(self, now: float) -> AttemptStatus:
+    def status(self, now: float, arrived_units: int) -> AttemptStatus:
+        """`arrived_units`: as counted now; `self.arrived_units` is from when progress was last looked at."""
         return AttemptStatus(
             attempt=self.id, request_id=self.reserved.request_id, state=self.state.value.value,
             age_seconds=now - self.state.since, peer=self.link.name if self.link is not None else "", key=self.key,
-            num_tokens=self.num_tokens, num_pages=len(self.reserved.pages), arrived_units=self.arrived_units,
+            num_tokens=self.num_tokens, num_pages=len(self.reserved.pages), arrived_units=arrived_units,
             expected_units=self.expected_units,
             why=str(self.failure) if self.failure is not None else self.state.why,
+            fence_error=self.link.fence_error if self.link is not None else "",
         )  # fmt: skip

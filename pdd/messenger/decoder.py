@@ -99,7 +99,10 @@ class Decoder:
     def attempts(self) -> tuple[AttemptStatus, ...]:
         """Every attempt that is not settled for good, the oldest first."""
         now = self._context.clock()
-        return tuple(attempt.status(now) for attempt in self._attempts.values())
+        return tuple(
+            attempt.status(now, self._fabric.imm_arrived(attempt.key) if attempt.key is not None else 0)
+            for attempt in self._attempts.values()
+        )
 
     @property
     def num_open(self) -> int:
@@ -132,7 +135,7 @@ class Decoder:
         if self._closing:
             self._give_up(attempt, Draining("this node is shutting down"))
         else:
-            self._place(attempt)
+            self._attend(attempt, self._place)
 
     def _abandon(self, number: int) -> None:
         attempt = self._attempts.get(number)
@@ -159,6 +162,9 @@ class Decoder:
         if not attempt.fits_a_frame:
             self._give_up(attempt, PromptTooLong(f"{attempt.num_tokens} tokens do not fit a request to a prefiller"))
             return
+        attempt.expected_units = self._planner.expected_units(
+            link.peer.geometry, self._context.node.geometry, attempt.num_tokens, reserved.skip_tokens
+        )
         assert link.endpoint is not None
         try:
             key = self._fabric.imm_allocate(link.endpoint)
@@ -166,9 +172,6 @@ class Decoder:
             self._give_up(attempt, FabricFailure(f"no key for {link.name}: {error}"))
             return
         attempt.link, attempt.key = link, key
-        attempt.expected_units = self._planner.expected_units(
-            link.peer.geometry, self._context.node.geometry, attempt.num_tokens, reserved.skip_tokens
-        )
         attempt.progress_at = self._ran
         self._by_key[key] = attempt
         self._views[link].attempts[attempt.id] = attempt
@@ -211,7 +214,7 @@ class Decoder:
         self._views.setdefault(link, LinkView())
         for attempt in list(self._attempts.values()):
             if attempt.state.value is AttemptState.CHOOSING:
-                self._place(attempt)
+                self._attend(attempt, self._place)
 
     def link_message(self, link: PeerLink, message: wire.Message) -> None:
         match message:
@@ -224,23 +227,11 @@ class Decoder:
 
     def link_down(self, link: PeerLink) -> None:
         for attempt in list(self._views[link].attempts.values()):
-            if attempt.key is not None and self._fabric.imm_arrived(attempt.key) == attempt.expected_units:
-                self._whole(attempt)  # every unit had come before the end
-                continue
-            if attempt.failure is None:
-                attempt.failure = PeerLost(f"the link to {link.name} ended: {link.error}")
-            attempt.state.move(AttemptState.FENCING, str(link.error))
-            retry, error = self._verdict(attempt)
-            self._count(quarantined=1)
-            self._inbox.kv_settled(attempt.id, KvOutcome.QUARANTINED, retry=retry, error=error)
-            self._tell(attempt, whole=False)
+            self._attend(attempt, self._quarantine)
 
     def link_closed(self, link: PeerLink) -> None:
         for attempt in list(self._views.pop(link).attempts.values()):
-            self._retire(attempt)
-            attempt.state.move(AttemptState.DONE, "fenced")
-            del self._attempts[attempt.id]
-            self._inbox.kv_settled(attempt.id, KvOutcome.RELEASED)
+            self._attend(attempt, self._release_fenced)
 
     def pulse(self, link: PeerLink) -> Pulse:
         return Pulse()  # nobody asks a decoder for work
@@ -273,6 +264,18 @@ class Decoder:
             attempt.state.move(AttemptState.DRAINING, f"{ended.ok_units - arrived} units on the way")
             attempt.progress_at = self._ran
 
+    def _attend(self, attempt: Attempt, work: Callable[[Attempt], None]) -> None:
+        """Does `work` for one attempt. What goes wrong with it costs its own link at most, not the other attempts."""
+        try:
+            work(attempt)
+        except Exception as error:
+            _log.exception("attempt %d of %s could not be handled", attempt.id, attempt.reserved.request_id)
+            failure = PeerLost(f"attempt {attempt.id} could not be handled: {error!r}")
+            if attempt.link is not None:
+                attempt.link.fence(failure)
+            elif attempt.state.value is AttemptState.CHOOSING:
+                self._give_up(attempt, failure)
+
     # -- deadlines ----------------------------------------------------------------------------------------------------
     async def _tick_for_ever(self) -> None:
         while True:
@@ -285,10 +288,7 @@ class Decoder:
         self._ran += min(now - self._last_tick_at, 2 * self._tick_seconds)
         self._last_tick_at = now
         for attempt in list(self._attempts.values()):
-            try:
-                self._check(attempt)
-            except Exception:
-                _log.exception("attempt %d of %s could not be checked", attempt.id, attempt.reserved.request_id)
+            self._attend(attempt, self._check)
 
     def _check(self, attempt: Attempt) -> None:
         dead_after = self._context.settings.dead_after
@@ -366,6 +366,27 @@ class Decoder:
             self._count(released=1)
             retry, error = self._verdict(attempt)
             self._inbox.kv_settled(attempt.id, outcome, retry=retry, error=error)
+
+    def _quarantine(self, attempt: Attempt) -> None:
+        """The first word about an attempt whose link has ended; the second comes with the fence."""
+        assert attempt.link is not None
+        link = attempt.link
+        if attempt.key is not None and self._fabric.imm_arrived(attempt.key) == attempt.expected_units:
+            self._whole(attempt)  # every unit had come before the end
+            return
+        if attempt.failure is None:
+            attempt.failure = PeerLost(f"the link to {link.name} ended: {link.error}")
+        attempt.state.move(AttemptState.FENCING, str(link.error))
+        retry, error = self._verdict(attempt)
+        self._count(quarantined=1)
+        self._inbox.kv_settled(attempt.id, KvOutcome.QUARANTINED, retry=retry, error=error)
+        self._tell(attempt, whole=False)
+
+    def _release_fenced(self, attempt: Attempt) -> None:
+        self._retire(attempt)
+        attempt.state.move(AttemptState.DONE, "fenced")
+        del self._attempts[attempt.id]
+        self._inbox.kv_settled(attempt.id, KvOutcome.RELEASED)
 
     def _tell(self, attempt: Attempt, *, whole: bool) -> None:
         """Reports an attempt that is over, as far as its request is concerned."""

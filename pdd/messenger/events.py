@@ -53,6 +53,7 @@ class FabricEvents:
     def __init__(self, fabric: FabricPort, kinds: EventKinds) -> None:
         self._fabric = fabric
         self._endpoints: dict[int, EndpointHandler] = {}
+        self._early_failures: dict[int, str] = {}  # of endpoints that a thread has opened and nobody owns yet
         self._imm: ImmHandler | None = None
         self._transfers: TransferHandler | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,6 +83,9 @@ class FabricEvents:
     def on_endpoint(self, endpoint: int, handler: EndpointHandler) -> None:
         """`handler` hears of this endpoint until it is closed."""
         self._endpoints[endpoint] = handler
+        message = self._early_failures.pop(endpoint, None)
+        if message is not None:
+            handler.endpoint_failed(message)
 
     @property
     def num_endpoints(self) -> int:
@@ -112,7 +116,9 @@ class FabricEvents:
 
     def _endpoint_failed(self, endpoint: int, message: str) -> None:
         handler = self._endpoints.get(endpoint)
-        if handler is not None:
+        if handler is None:
+            self._early_failures[endpoint] = message
+        else:
             handler.endpoint_failed(message)
 
     def _endpoint_closed(self, endpoint: int) -> None:

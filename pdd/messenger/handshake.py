@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import hmac
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
@@ -102,7 +102,8 @@ async def authenticate(stream: FrameStream, token: bytes | None, *, initiator: b
 
 
 async def exchange_hello(
-    stream: FrameStream, node: LocalNode, *, dialled: str, describe: Callable[[], bytes], compare: Compare
+    stream: FrameStream, node: LocalNode, *, dialled: str, describe: Callable[[], Awaitable[bytes]],
+    compare: Compare,
 ) -> wire.Hello:
     """Hello both ways; returns the peer's. `dialled`: the address, "" for the acceptor. `describe` opens the endpoint.
 
@@ -117,7 +118,7 @@ async def exchange_hello(
         )  # fmt: skip
 
     if dialled:
-        stream.send(hello(describe()))
+        stream.send(hello(await describe()))
         theirs = await _expect(stream, wire.Hello)
         _judge(node, theirs, compare, initiator=True)
         if not theirs.descriptor:
@@ -129,7 +130,7 @@ async def exchange_hello(
     except PeerIncompatible:
         stream.send(hello(b""))
         raise
-    stream.send(hello(describe()))
+    stream.send(hello(await describe()))
     return theirs
 
 

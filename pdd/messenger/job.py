@@ -70,8 +70,8 @@ class Job:
 
     def status(self, now: float) -> JobStatus:
         return JobStatus(
-            request_id=self.request_id, peer=self.link.name, attempt=self.attempt, state=self.state.value.value,
-            age_seconds=now - self.state.since, num_tokens=self.num_tokens,
+            request_id=self.request_id, client_id=self.client_id, peer=self.link.name, attempt=self.attempt,
+            state=self.state.value.value, age_seconds=now - self.state.since, num_tokens=self.num_tokens,
             computed_tokens=self.sink.computed_tokens, why=self.state.why,
         )  # fmt: skip
 

@@ -6,6 +6,9 @@ The endpoint is opened for this link alone and closed when the link ends, whatev
 protocol error, a write whose fate is unknown. ENDPOINT_CLOSED then proves that nothing of this peer lands any more,
 and only that event makes a link CLOSED. A link never comes back; whoever wants the peer again makes a new one.
 
+Whatever goes wrong here or in the handler, `run` ends in the fence: no link is left up that nobody reads, and a fence
+that cannot be had is told in `fence_error` for as long as it is missing.
+
 Silence is counted in time that this process really ran: a node that was stopped for a minute reads what waits in its
 socket before it judges anybody. Any byte counts as life. The link knows nothing about attempts or requests.
 """
@@ -16,11 +19,13 @@ import asyncio
 import dataclasses
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
 from pdd.errors import FabricFailure, PddError, PeerIncompatible, PeerLost, PeerProtocol
 from pdd.messenger import handshake, wire
+from pdd.messenger.endpoint import LinkEndpoint
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.handshake import Compare, LocalNode
@@ -32,6 +37,7 @@ _log = logging.getLogger(__name__)
 _LINGER_SECONDS = 1.0  # for the goodbye to leave
 _TICKS_PER_HEARTBEAT = 4
 _MAX_ECHOES = 64  # heartbeats whose answer may still come
+_FENCE_ALARM_SECONDS = 1.0  # an error of an endpoint that closes all the same is no news
 
 
 class LinkState(enum.Enum):
@@ -52,7 +58,10 @@ _TABLE = {
 
 
 class LinkHandler(Protocol):
-    """What one role does with its links (Decoder for those it dials, Prefiller for those it accepts)."""
+    """What one role does with its links (Decoder for those it dials, Prefiller for those it accepts).
+
+    A call that raises ends the link.
+    """
 
     def link_up(self, link: PeerLink) -> None:
         """The link can be used: after the handshake, and again after each suspicion."""
@@ -88,6 +97,9 @@ class LinkContext:
     compare: Compare
     clock: Clock
     recorder: Recorder
+    threads: Executor = dataclasses.field(  # for fabric calls that may take long; ends with the last link
+        default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="fabric-call")
+    )
 
 
 class PeerLink:
@@ -103,8 +115,9 @@ class PeerLink:
         self.load = wire.Load()
         self.peer_draining = False
         self.rtt_seconds: float | None = None
-        self.endpoint: int | None = None
+        self.fence_error = ""  # why the fence is not up, while it is not
         self._context = context
+        self._endpoint = LinkEndpoint(context.fabric, context.events, self, context.node.regions, context.threads)
         self._stream = stream
         self._handler = handler
         self._initiator = initiator
@@ -138,6 +151,11 @@ class PeerLink:
         return self.state in (LinkState.UP, LinkState.SUSPECT)
 
     @property
+    def endpoint(self) -> int | None:
+        """The fabric's number of this link's endpoint, once it is open."""
+        return self._endpoint.ident
+
+    @property
     def peer(self) -> wire.Hello:
         """The peer's hello; only a link that was up has one."""
         assert self.hello is not None
@@ -157,19 +175,20 @@ class PeerLink:
         try:
             await self._shake_hands()
             if self.is_up:
-                tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
+                tasks = [asyncio.create_task(self._guard(work)) for work in (self._receive(), self._beat())]
                 await self._ended.wait()
         except asyncio.CancelledError:
             self.fence(PeerLost("this node closes the link"))
             raise
-        except Exception as error:  # a bug ends this link, not the dialling of its peer
-            _log.exception("the link to %s failed", self.name)
-            self.fence(PeerProtocol(f"this node failed: {error!r}"))
+        except Exception as error:
+            self._give_up(error)
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await self._stream.wait_closed()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # also when this is cancelled a second time
+                await self._stream.wait_closed()
 
     def fence(self, error: PddError) -> None:
         """Ends the link now, for `error`. Idempotent: the first cause stays."""
@@ -181,12 +200,12 @@ class PeerLink:
         try:
             self._stream.send(wire.Goodbye(reason=str(error)[:4000]))
             self._stream.close(_LINGER_SECONDS)
-        except PddError:
-            self._stream.abort()  # it cannot be told; the reset tells it
-        self._close_endpoint()
+        except Exception:  # it cannot be told, for whatever reason; the reset tells it
+            self._stream.abort()
+        self._endpoint.close()
         self._ended.set()
         if self.was_up:
-            self._handler.link_down(self)
+            self._tell(self._handler.link_down)
 
     def drop(self, error: PddError) -> None:
         """Ends the link as `fence` does, and a handshake that waits for the peer too; the peer is not told why."""
@@ -217,7 +236,11 @@ class PeerLink:
         self._sent_at[self._seq] = now
         while len(self._sent_at) > _MAX_ECHOES:
             del self._sent_at[next(iter(self._sent_at))]
-        pulse = self._handler.pulse(self)
+        try:
+            pulse = self._handler.pulse(self)
+        except Exception as error:
+            self._give_up(error)
+            return
         age = now - self._last_seq_at if self._last_seq_received else 0.0
         self._next_beat_at = now + self._context.settings.heartbeat
         self.send(
@@ -229,10 +252,15 @@ class PeerLink:
 
     # -- fabric events (EndpointHandler) ----------------------------------------------------------------------------
     def endpoint_failed(self, message: str) -> None:
+        if self.state is LinkState.CLOSING:  # of the close itself, or of what the close will end
+            self.fence_error = message
+            asyncio.get_running_loop().call_later(_FENCE_ALARM_SECONDS, self._tell_fence_error)
+            return
         self.fence(FabricFailure(f"the fabric endpoint of {self.name} failed: {message}"))
 
     def endpoint_closed(self) -> None:
         if self.state is not LinkState.CLOSING:  # the native side closed it by itself
+            self._endpoint.gone()
             self.fence(FabricFailure(f"the fabric endpoint of {self.name} was closed"))
         self._become_closed()
 
@@ -246,11 +274,10 @@ class PeerLink:
                     self._stream, context.node, dialled=self.label if self._initiator else "",
                     describe=self._open_endpoint, compare=context.compare,
                 )  # fmt: skip
-            self.hello = hello
+                self.hello = hello
+                await self._connect_endpoint(hello.descriptor)
             if self.state is not LinkState.HANDSHAKE:  # fenced meanwhile
                 return
-            assert self.endpoint is not None
-            context.fabric.connect(self.endpoint, hello.descriptor)
             if self._admit is not None:
                 self._admit(self)
         except TimeoutError:
@@ -258,8 +285,6 @@ class PeerLink:
             self.fence(PeerLost(f"the handshake with {self.label} did not end within {seconds:g} s"))
         except PddError as error:
             self.fence(error)
-        except RuntimeError as error:  # FabricError
-            self.fence(PeerIncompatible(f"the fabric cannot reach {self.name}: {error}"))
         else:
             self._become_up()
 
@@ -270,42 +295,55 @@ class PeerLink:
         self._handler.link_up(self)
         self.beat_now()
 
-    def _open_endpoint(self) -> bytes:
-        context = self._context
+    async def _open_endpoint(self) -> bytes:
         try:
-            self.endpoint = context.fabric.open_endpoint()
-            context.events.on_endpoint(self.endpoint, self)
-            return context.fabric.describe(self.endpoint, list(context.node.regions))
+            return await self._endpoint.open()
         except RuntimeError as error:  # FabricError
             raise FabricFailure(f"this node cannot open a fabric endpoint for {self.label}: {error}") from error
 
-    def _close_endpoint(self) -> None:
-        if self.endpoint is None:
-            self._become_closed()
-            return
+    async def _connect_endpoint(self, descriptor: bytes) -> None:
         try:
-            self._context.fabric.close_endpoint(self.endpoint)
-        except RuntimeError as error:
-            # Without the event there is no fence: the pages stay quarantined, visibly, rather than be handed out.
-            _log.error("the endpoint of %s cannot be closed; its pages stay quarantined: %s", self.name, error)
+            await self._endpoint.connect(descriptor)
+        except RuntimeError as error:  # FabricError
+            raise PeerIncompatible(f"the fabric cannot reach {self.name}: {error}") from error
 
     def _become_closed(self) -> None:
         if self.state is LinkState.CLOSED:
             return
         self._state.move(LinkState.CLOSED)
+        self.fence_error = ""
         self._closed.set()
         if self.was_up:
-            self._handler.link_closed(self)
+            self._tell(self._handler.link_closed)
 
-    async def _receive(self) -> None:
+    def _tell_fence_error(self) -> None:
+        if self.fence_error:
+            # Without the event there is no fence: the pages stay quarantined, visibly, rather than be handed out.
+            _log.error("%s (%s) is not fenced; its pages stay quarantined: %s", self.name, self.label, self.fence_error)
+
+    def _tell(self, call: Callable[[PeerLink], None]) -> None:
+        """Tells the handler of an end, which nothing can hold up."""
         try:
-            while True:
-                self._handle(await self._stream.receive())
+            call(self)
+        except Exception:
+            _log.exception("the end of the link to %s (%s) could not be handled", self.name, self.label)
+
+    def _give_up(self, error: Exception) -> None:
+        """Ends the link for an error of this node. Call it while `error` is handled."""
+        _log.exception("the link to %s (%s) ends: this node could not handle it", self.name, self.label)
+        self.fence(PeerLost(f"{self._context.node.name} could not handle this link: {error!r}"))
+
+    async def _guard(self, work: Coroutine[None, None, None]) -> None:
+        try:
+            await work
         except PddError as error:
             self.fence(error)
         except Exception as error:
-            _log.exception("a message of %s could not be handled", self.name)
-            self.fence(PeerProtocol(f"a message could not be handled: {error!r}"))
+            self._give_up(error)
+
+    async def _receive(self) -> None:
+        while True:
+            self._handle(await self._stream.receive())
 
     def _handle(self, message: wire.Message) -> None:
         match message:

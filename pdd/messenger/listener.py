@@ -56,17 +56,19 @@ class PeerListener:
         return [link for link in self._links if link.is_up]
 
     def status(self, outstanding: dict[PeerLink, tuple[int, int]]) -> tuple[PeerStatus, ...]:
-        """`outstanding` maps links to (jobs, tokens) in hand."""
+        """Links that are up, and those that cannot be fenced. `outstanding` maps links to (jobs, tokens) in hand."""
         now = self._context.clock()
+        stuck = [link for link in (*self._links, *self._fencing) if link.was_up and link.fence_error]
         return tuple(
             with_link(
                 PeerStatus(
                     name=link.name, address=link.label, state=link.state.value, age_seconds=now - link.since,
-                    epoch=link.peer.epoch, via=self._context.node.provider,
+                    epoch=link.peer.epoch, via=self._context.node.provider, fence_error=link.fence_error,
+                    last_error=str(link.error or ""),
                 ),
                 link, *outstanding.get(link, (0, 0)),
             )
-            for link in self.links
+            for link in (*self.links, *stuck)
         )  # fmt: skip
 
     # -- inside ---------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The prefillers that a decoder was told of: dials each for ever, keeps one link to each, says which can take work.
 
-Membership is a list of addresses. Every address has one task: dial, run the link, wait, dial again. A peer that is
-replaced or restarted is met again by the next dial, as a new epoch, with a new endpoint; the old link's fence may
-still be on its way then, and does not delay the new one. The table does not choose a peer for an attempt and knows
+Membership is a list of addresses, which may be replaced at any time. Every address has one task, which nothing but the
+end of its membership ends: dial, run the link, wait, dial again. A peer that is replaced or restarted is met again by
+the next dial, as a new epoch, with a new endpoint; the old link's fence may still be on its way then, and does not
+delay the new one. The table does not choose a peer for an attempt and knows
 nothing of attempts.
 """
 
@@ -97,23 +98,43 @@ class PeerTable:
         self._connect = connect
         self._backoff = backoff
         self._rng = rng or random.Random()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[Peer, asyncio.Task[None]] = {}  # those of former members too, until they have ended
         self._fencing: set[PeerLink] = set()  # links that are over, their fences perhaps still on their way
-        now = context.clock()
-        self.peers = tuple(Peer(address, now, QuietLog(_log, context.clock)) for address in dict.fromkeys(addresses))
+        self._is_running = False
+        self.peers: tuple[Peer, ...] = ()
+        self.set_members(addresses)
 
     def start(self) -> None:
-        self._tasks = [
-            asyncio.create_task(self._keep(peer), name=f"peer {peer.address}") for peer in self.peers
-        ]  # fmt: skip
+        self._is_running = True
+        for peer in self.peers:
+            self._start_keeping(peer)
 
     async def close(self, fence_seconds: float = 5.0) -> None:
         """Says goodbye to every peer and waits for the fences, at most `fence_seconds`."""
-        for task in self._tasks:
+        self._is_running = False
+        tasks = list(self._tasks.values())
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         links = {peer.link for peer in self.peers if peer.link is not None}
         await wait_fenced([*links, *self._fencing], fence_seconds)
+
+    def set_members(self, addresses: Sequence[Address]) -> None:
+        """Makes `addresses` the members: links to those that stay are kept, the new ones are dialled, and the links to
+        all others end now, as if they had been lost."""
+        known = {peer.address: peer for peer in self.peers}
+        now = self._context.clock()
+        members = {
+            address: known.get(address) or Peer(address, now, QuietLog(_log, self._context.clock))
+            for address in addresses
+        }
+        self.peers = tuple(members.values())
+        for peer in known.values():
+            if peer.address not in members:
+                self._dismiss(peer)
+        if self._is_running:
+            for peer in self.peers:
+                self._start_keeping(peer)
 
     # -- asking ---------------------------------------------------------------------------------------------------
     def usable_links(self) -> list[PeerLink]:
@@ -155,15 +176,38 @@ class PeerTable:
         return tuple(self._status(peer, outstanding) for peer in self.peers)
 
     # -- inside ---------------------------------------------------------------------------------------------------
+    def _start_keeping(self, peer: Peer) -> None:
+        if peer not in self._tasks:
+            task = self._tasks[peer] = asyncio.create_task(self._keep(peer), name=f"peer {peer.address}")
+            task.add_done_callback(lambda _: self._tasks.pop(peer))
+
+    def _dismiss(self, peer: Peer) -> None:
+        if peer.link is not None:
+            self._fencing.add(peer.link)
+            peer.link.fence(PeerLost(f"{peer.address} is no longer listed as a prefiller"))
+        if peer in self._tasks:
+            self._tasks[peer].cancel()
+
     async def _keep(self, peer: Peer) -> None:
         while True:
             if self._twin(peer) is None:
                 began = self._context.clock()
-                came_up = await self._dial(peer)
+                came_up = await self._dial_safely(peer)
                 # A link that falls right after it came up is a failure too: it must not be dialled ten times a second.
                 lasted = came_up and self._context.clock() - began > self._backoff.most
                 peer.num_failures = 0 if lasted else peer.num_failures + 1
             await asyncio.sleep(self._backoff.seconds(peer.num_failures, self._rng))
+
+    async def _dial_safely(self, peer: Peer) -> bool:
+        """A dial that fails in a way nobody has thought of is a failed dial, not the last one."""
+        try:
+            return await self._dial(peer)
+        except Exception as error:
+            failure = PeerLost(f"it cannot be dialled: {error!r}")
+            if peer.last_error != str(failure):
+                _log.exception("the dial of %s failed", peer.address)
+            self._note(peer, failure)
+            return False
 
     def _twin(self, peer: Peer) -> Peer | None:
         """Another address with a live link to the node that `peer` was last seen to be."""
@@ -228,9 +272,14 @@ class PeerTable:
             name=peer.link.name if peer.link is not None else str(peer.address), address=str(peer.address),
             state=peer.state, age_seconds=now - (link.since if link is not None else peer.down_since),
             last_error=peer.last_error, epoch=peer.epoch, via=self._context.node.provider, diff=peer.diff,
-            num_connects=peer.num_connects,
+            num_connects=peer.num_connects, fence_error=self._fence_error(peer),
         )  # fmt: skip
         return base if link is None else with_link(base, link, *outstanding(link))
+
+    def _fence_error(self, peer: Peer) -> str:
+        """Of any link that this peer has had."""
+        links = [link for link in (*self._fencing, peer.link) if link is not None and link.label == str(peer.address)]
+        return next((link.fence_error for link in links if link.fence_error), "")
 
 
 def with_link(base: PeerStatus, link: PeerLink, num_outstanding: int, outstanding_tokens: int) -> PeerStatus:

@@ -171,7 +171,7 @@ class Prefiller:
         if len(view.jobs) >= self._limits.max_jobs_per_link:
             return Ending("failed", f"{len(view.jobs)} requests of this decoder are in hand already")
         # A decoder may use a key again before this side has seen the last completion of a write, not before that write.
-        if any(job.key == request.key and job.sink.computed_tokens < job.num_tokens for job in view.jobs.values()):
+        if any(job.key == request.key and job.sink.armed_tokens < job.num_tokens for job in view.jobs.values()):
             return Ending("failed", f"key {request.key:#08x} is still in use here")
         return check_request(request, link.peer, self._context.node.geometry, self._limits)
 

@@ -37,13 +37,15 @@ class Pusher:
 
 
 class PushSink:
-    """KvSink of one prefill. Owner: the engine thread; the main loop only reads its public fields."""
+    """KvSink of one prefill. Owner: the engine thread; the main loop reads the public fields."""
 
     def __init__(
         self, pusher: Pusher, request_id: str, endpoint: int, key: int,
         make_plans: Callable[[tuple[int, ...]], Sequence[PushPlan]],
     ) -> None:  # fmt: skip
-        self.computed_tokens = 0  # armed so far; the running step included
+        self.armed_tokens = 0  # the running step included
+        self.computed_tokens = 0  # of steps that have ended: one runs at a time, so the next arm or the close tells
+        self._running_to = 0  # the last token of the running step
         self.holds_pages = False  # the engine has pinned source pages for it
         self.was_opened = False  # a transfer exists, and will be reported
         self._pusher = pusher
@@ -69,6 +71,7 @@ class PushSink:
         self._pusher.post(lambda: owner.sink_opened(request_id, transfer))
 
     def arm(self, step: int, begin_token: int, end_token: int) -> None:
+        self.computed_tokens, self._running_to = begin_token, end_token
         if self._transfer is None or self._broken:
             return
         pusher = self._pusher
@@ -81,9 +84,11 @@ class PushSink:
         except (RuntimeError, ValueError) as error:
             self._break(error)
         else:
-            self.computed_tokens = end_token
+            self.armed_tokens = end_token
 
     def close(self, *, completed: bool) -> None:
+        if completed:
+            self.computed_tokens = self._running_to
         if self._transfer is not None:
             fabric = self._pusher.fabric
             try:

@@ -14,7 +14,7 @@ class PeerStatus:
 
     name: str  # as the peer calls itself, else its address
     address: str
-    state: str  # connecting, up, suspect, incompatible, down
+    state: str  # connecting, up, suspect, incompatible, down; of a decoder also closing
     age_seconds: float  # of that state
     last_error: str = ""
     epoch: int | None = None
@@ -29,6 +29,7 @@ class PeerStatus:
     outstanding_tokens: int = 0
     diff: tuple[FieldDiff, ...] = ()  # fields that do not fit, when incompatible
     num_connects: int = 0  # links that came up in this node's life
+    fence_error: str = ""  # why an ended link of it is not fenced and its pages stay quarantined; "" in good order
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,9 +42,10 @@ class AttemptStatus:
     key: int | None
     num_tokens: int
     num_pages: int
-    arrived_units: int
-    expected_units: int
+    arrived_units: int  # now
+    expected_units: int  # of all layers
     why: str
+    fence_error: str = ""  # why its pages cannot be given back; "" in good order
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,12 +69,13 @@ class DecoderCounters:
 @dataclasses.dataclass(frozen=True, slots=True)
 class JobStatus:
     request_id: str  # in this node's engine
-    peer: str
+    client_id: str  # the request's, on the decoder
+    peer: str  # the decoder
     attempt: int
     state: str
-    age_seconds: float
+    age_seconds: float  # of that state
     num_tokens: int
-    computed_tokens: int
+    computed_tokens: int  # of steps that have ended
     why: str
 
 

@@ -130,7 +130,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     seq: Count
     load: Load
     draining: bool = False
-    progress: tuple[tuple[int, int], ...] = ()  # (attempt, tokens computed) of all in hand, queued ones as 0
+    progress: tuple[tuple[int, int], ...] = ()  # (attempt, tokens computed by steps that have ended) of all in hand
     echo: Count = 0  # seq of the last heartbeat received, 0: none
     echo_age_us: Count = 0  # how long ago that was; the round trip is what remains
 

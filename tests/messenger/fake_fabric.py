@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import os
 import random
 import struct
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -163,12 +165,16 @@ class FakeFabric:
         self.never_close = False  # ENDPOINT_CLOSED never comes
         self.fail_open_endpoint = False
         self.fail_open_transfer = False
+        self.fail_close = ""  # how close_endpoint fails: "at once", "later" or not
+        self.may_open, self.may_describe, self.may_connect = threading.Event(), threading.Event(), threading.Event()
+        for gate in (self.may_open, self.may_describe, self.may_connect):
+            gate.set()
         self.faults: list[tuple[str, int]] = []  # (kind, the n-th write from now)
         self.stale_units = 0
         self.endpoints: dict[int, Endpoint] = {}
         self.slots: dict[int, Slot] = {}
         self.transfers: dict[int, Transfer] = {}
-        self._next = 0
+        self._ids = itertools.count(1)
         self._events: list[tuple[Any, ...]] = []
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.on_land: Callable[[Write], None] = lambda write: None
@@ -195,16 +201,26 @@ class FakeFabric:
 
     # -- endpoints ------------------------------------------------------------------------------------------------
     def open_endpoint(self) -> int:
+        self._wait(self.may_open)
         if self.fail_open_endpoint:
             raise FakeFabricError("fi_endpoint: no such device")
-        self._next += 1
-        self.endpoints[self._next] = Endpoint()
-        return self._next
+        ident = next(self._ids)
+        self.endpoints[ident] = Endpoint()
+        return ident
+
+    def _wait(self, gate: threading.Event) -> None:
+        """A provider that takes its time. Never on the main loop: nobody could open the gate there."""
+        if threading.current_thread() is threading.main_thread():
+            self.network.violations.append(f"{self.name}: the main loop waits for the fabric")
+        else:
+            assert gate.wait(20.0)
 
     def describe(self, endpoint: int, regions: list[int]) -> bytes:
+        self._wait(self.may_describe)
         return _DESCRIPTOR.pack(b"fake", self.ident, endpoint)
 
     def connect(self, endpoint: int, descriptor: bytes) -> None:
+        self._wait(self.may_connect)
         if len(descriptor) != _DESCRIPTOR.size or not descriptor.startswith(b"fake"):
             raise FakeFabricError("fi_av_insert: malformed descriptor")
         _, ident, peer_endpoint = _DESCRIPTOR.unpack(descriptor)
@@ -214,7 +230,12 @@ class FakeFabric:
         state = self.endpoints.get(endpoint)
         if state is None or state.closing:
             raise FakeFabricError(f"no endpoint {endpoint}")
+        if self.fail_close == "at once":
+            raise FakeFabricError("fi_close: no thread to do it")
         state.closing = True
+        if self.fail_close == "later":
+            self._emit(KINDS.endpoint_failed, endpoint, "fi_close: device or resource busy")
+            return
         for transfer in self._transfers_of(endpoint):
             transfer.open = False
             transfer.armed.clear()
@@ -276,9 +297,9 @@ class FakeFabric:
         state = self.endpoints.get(endpoint)
         if self.fail_open_transfer or state is None or state.closing or state.peer is None:
             raise FakeFabricError(f"endpoint {endpoint} is not connected")
-        self._next += 1
-        self.transfers[self._next] = Transfer(self._next, endpoint, key)
-        return self._next
+        ident = next(self._ids)
+        self.transfers[ident] = Transfer(ident, endpoint, key)
+        return ident
 
     def arm(self, transfer: int, watch: int, first_value: int, plan: FakePlan, begin: int, end: int) -> None:
         state = self.transfers.get(transfer)
