@@ -255,7 +255,7 @@ class PeerTable:
             raise PeerIncompatible(f"it is the same node as {twin.address}", hint="list each prefiller once")
         peer.num_connects += 1
         peer.last_up = link
-        peer.incompatible, peer.diff = False, ()
+        peer.incompatible, peer.diff, peer.last_error = False, (), ""
         what = "restarted and is used again" if restarted else "is up"
         peer.quiet.log(logging.INFO, f"prefiller {link.name} at {peer.address} {what} (epoch {epoch:016x})")
 
