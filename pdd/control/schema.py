@@ -61,7 +61,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # connecting, up, suspect, down, draining, incompatible
     epoch: str | None = None
     via: str | None = None  # fabric provider
-    load: PeerLoad | None = None
+    load: PeerLoad | None = None  # of a prefiller that is linked; decoders say nothing of theirs
     address: str | None = None
     rtt_seconds: float | None = None
     since_seconds: float | None = None  # time in this state

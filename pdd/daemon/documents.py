@@ -199,6 +199,9 @@ class Documents:
 def _peer(status: PeerStatus, role: str) -> schema.Peer:
     """A link as documents show it. `role`: of the peer."""
     state = "draining" if status.draining and status.state == "up" else status.state
+    load = None  # a decoder says nothing of its load
+    if role == "prefill" and status.state in ("up", "suspect"):
+        load = schema.PeerLoad(queued_tokens=status.queued_tokens, running=status.running, free_pages=status.free_pages)
     error = status.last_error
     if status.diff:
         error = "; ".join(str(diff) for diff in status.diff)
@@ -206,5 +209,5 @@ def _peer(status: PeerStatus, role: str) -> schema.Peer:
         name=status.name, role=role, state=state, epoch=None if status.epoch is None else schema.epoch_text(status.epoch),
         via=status.via or None, address=status.address, rtt_seconds=status.rtt_seconds,
         since_seconds=status.age_seconds, error=error or None,
-        load=schema.PeerLoad(queued_tokens=status.queued_tokens, running=status.running, free_pages=status.free_pages),
+        load=load,
     )  # fmt: skip
