@@ -100,7 +100,7 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     overhead_seconds: float = 0.0  # of the engine thread between passes, idle time left out
     steps: int = 0
     preemptions: int = 0
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # of the requests taken from clients; on a prefiller, those computed
     generated_tokens: int = 0
     cached_tokens: int = 0
 
