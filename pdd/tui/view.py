@@ -44,7 +44,7 @@ _STATE_STYLE = {
 HELP = (
     "q, F10, ctrl+c   quit",
     "space            pause: data keeps arriving, the age is shown",
-    "+ -              slower or faster pictures, 0.25 s to 10 s",
+    "+ -              faster or slower pictures, 0.25 s to 10 s",
     "?, F1            this page",
 )
 
