@@ -136,7 +136,7 @@ class PddTop(App[None]):
 
     def on_arrived(self, message: Arrived) -> None:
         self._history.apply(message.line, self._now())
-        self._change(lost="")
+        self._change(lost="", patience=self._scene.interval)
 
     def on_lost(self, message: Lost) -> None:
         self._change(lost=message.reason)
@@ -176,4 +176,6 @@ class PddTop(App[None]):
     def _set_interval(self, interval: float) -> None:
         if self._feed is not None:
             self._feed.interval = interval
-        self._change(interval=interval)
+        # The line on its way was asked for at the old interval; the one after it comes at the new.
+        patience = max(self._scene.patience, self._scene.interval, interval)
+        self._change(interval=interval, patience=patience)

@@ -57,6 +57,7 @@ class Scene:
     now: float  # same clock as History.updated
     clock: str  # wall clock, as shown
     interval: float
+    patience: float = 0.0  # how long the next line may take when a longer interval was asked for before
     lost: str = ""  # why the daemon is not connected; empty: it is
     paused: bool = False
     help: bool = False
@@ -105,9 +106,22 @@ def fit(line: Line, width: int) -> Line:
     return [*cut, (" " * room, "")] if room else cut
 
 
+def whole(fields: Sequence[str], room: int) -> str:
+    """The fields two cells apart, as many of the last ones as fit into `room`; a number is shown whole or not at all."""
+    for first in range(len(fields)):
+        if len(shown := "  ".join(fields[first:])) <= room:
+            return shown
+    return ""
+
+
+def _width(line: Line) -> int:
+    return sum(len(part) for part, _ in line)
+
+
 def is_stale(scene: Scene) -> bool:
     age = _age(scene)
-    return age is not None and age > max(1.5 * scene.interval, scene.interval + 0.75)
+    expected = max(scene.interval, scene.patience)
+    return age is not None and age > max(1.5 * expected, expected + 0.75)
 
 
 def _age(scene: Scene) -> float | None:
@@ -116,15 +130,6 @@ def _age(scene: Scene) -> float | None:
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 def _header(scene: Scene, width: int) -> Line:
-    status = scene.history.status
-    left: Line = [(" pdd top  ", "title")]
-    if status is not None:
-        state = status["state"]
-        left += [
-            (f"{status['name']} {status['role']} ", ""),
-            (state.upper(), _STATE_STYLE.get(state, "")),
-            (f"  {status['model'] or '-'}  up {show_duration(status['uptime_seconds'])}", ""),
-        ]
     if scene.paused:
         sign, style = "PAUSED", "warn"
     elif scene.lost:
@@ -134,7 +139,17 @@ def _header(scene: Scene, width: int) -> Line:
     else:
         sign, style = "live", "good"
     right: Line = [(f"  {scene.interval:g}s  ", "dim"), (sign, style), (f"  {scene.clock} ", "")]
-    room = width - sum(len(part) for part, _ in right)
+    room = width - _width(right)
+    status = scene.history.status
+    left: Line = [(" pdd top  ", "title")]
+    if status is not None:
+        state = status["state"]
+        left += [
+            (f"{status['name']} {status['role']} ", ""),
+            (state.upper(), _STATE_STYLE.get(state, "")),
+        ]
+        fields = [status["model"] or "-", f"up {show_duration(status['uptime_seconds'])}"]
+        left.append((f"  {whole(fields, room - _width(left) - 2)}", ""))
     return [*fit(left, room), *right]
 
 
@@ -176,9 +191,10 @@ def _panels(history: History, status: dict[str, Any], width: int, glyphs: Glyphs
 def _batch(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     batch = known(history.batch)
     average, largest = (sum(batch) / len(batch), max(batch)) if batch else (0.0, 0.0)
-    now = f"{status['batch_size']} / {status['max_batch_size']}"
+    now = f"{show_count(status['batch_size'])} / {show_count(status['max_batch_size'])}"
     chart = say(spark(list(history.batch), width - 4, glyphs), "good")
-    return _panel(f"batch {now}  avg {average:.0f}  max {largest:.0f}", [chart], "", width, glyphs)
+    shares = whole([f"avg {show_count(average)}", f"max {show_count(largest)}"], width - 4 - len(f"batch {now}  "))
+    return _panel(f"batch {now}  {shares}".rstrip(), [chart], "", width, glyphs)
 
 
 def _moved(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
@@ -186,7 +202,8 @@ def _moved(history: History, status: dict[str, Any], width: int, glyphs: Glyphs)
     into, out = (show_bytes(rates[f"bytes{way}_per_second"], "B/s") for way in ("_received", ""))
     chart = say(spark(list(history.moved), width - 4, glyphs), "good")
     peak = f"peak {show_bytes(max(known(history.moved), default=0), 'B/s')}"
-    return _panel(f"KV transfer  in {into}  out {out}", [chart], peak, width, glyphs)
+    title = whole(["KV transfer", f"in {into}", f"out {out}"], width - 4)
+    return _panel(title, [chart], peak, width, glyphs)
 
 
 def _queue(status: dict[str, Any]) -> list[Line]:
