@@ -108,13 +108,17 @@ def test_spark_scales_to_the_largest_and_shows_gaps() -> None:
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
-def test_rates_are_the_daemons() -> None:
+def test_bytes_between_two_samples_are_in_the_peak() -> None:
+    """The daemon's rate is of the last second; a picture may come every ten."""
     history = History()
     status = recorded()[0]["docs"]["status"]
     rates = {**status["rates"]["1s"], "bytes_per_second": 3.0, "bytes_received_per_second": 4.0}
     history.apply({"type": "snapshot", "docs": {"status": {**status, "rates": {"1s": rates, "10s": rates}}}}, 0.0)
-    history.apply({"type": "delta", "docs": {"status": {"transfers": {**status["transfers"], "bytes": 10**9}}}}, 1.0)
-    assert list(history.moved) == [7.0, 7.0]
+    sent = {**status["transfers"], "bytes": 600, "bytes_received": 400}
+    history.apply({"type": "delta", "docs": {"status": {"transfers": sent}}}, 0.5)  # within the second of the rate
+    history.apply({"type": "delta", "docs": {"status": {"batch_size": 1}}}, 10.0)
+    history.apply({"type": "delta", "docs": {"status": {"batch_size": 2}}}, 20.0)
+    assert list(history.moved) == [7.0, 7.0, 100.0, 7.0]
 
 
 def test_deltas_merge_member_by_member() -> None:
