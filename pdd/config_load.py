@@ -22,6 +22,7 @@ from pdd.address import parse_address
 from pdd.config import Config, all_fields, sections, text_form
 from pdd.config_sources import Origin, Problem, Setting
 from pdd.errors import ConfigError
+from pdd.units import counted
 
 Origins = dict[str, Origin]
 
@@ -30,7 +31,7 @@ class ConfigProblems(ConfigError):
     """Every mistake found in one load. `str()` is one line per mistake, then the count."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+        count = counted(len(problems), "problem")
         super().__init__("\n".join([*(str(problem) for problem in problems), count]))
         self.problems = tuple(problems)
 

@@ -124,7 +124,7 @@ class SnapshotCollector(Collector):
         ):
             yield GaugeMetricFamily(f"pdd_{name}", text, value)
         for name, text, value in (
-            ("prompt_tokens", "Prompt tokens of the requests taken from clients; on a prefiller, those computed.", now.prompt_tokens),
+            ("prompt_tokens", "Prompt tokens of requests of clients; of a prefiller, computed.", now.prompt_tokens),
             ("generation_tokens", "Tokens generated.", now.generation_tokens),
             ("preemptions", "Requests thrown out of the batch for pages.", now.preemptions),
             ("engine_steps", "Forward steps.", now.steps),

@@ -23,6 +23,7 @@ from pdd.messenger.handshake import FieldDiff, Refusal
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
 from pdd.messenger.quiet import QuietLog
 from pdd.messenger.status import PeerStatus
+from pdd.units import counted
 
 _log = logging.getLogger(__name__)
 
@@ -298,6 +299,7 @@ async def wait_fenced(links: Sequence[PeerLink], seconds: float) -> bool:
             for link in links:
                 await link.wait_closed()
     except TimeoutError:
-        _log.error("%d links are still not fenced", sum(link.state is not LinkState.CLOSED for link in links))
+        num_open = sum(link.state is not LinkState.CLOSED for link in links)
+        _log.error("not fenced yet: %s", counted(num_open, "link"))
         return False
     return True

@@ -61,8 +61,12 @@ def test_color_when_asked(pdd: Pdd, daemon: Daemon) -> None:
 def test_reasons_and_state_come_first_when_not_ready(pdd: Pdd, daemon: Daemon) -> None:
     daemon.source.state = "loading"
     out = clean(pdd("status"), 0).stdout
-    assert "d0 decode loading load 42%" in out
-    assert out.rstrip().endswith("(it is loading)")
+    assert "d0 decode loading load 42%  12.0s  " in out
+    assert "(it is loading)" not in out  # that is said
+    daemon.source.progress = None
+    assert "d0 decode loading load  12.0s  " in clean(pdd("status"), 0).stdout
+    daemon.source.state = "not_ready"
+    assert clean(pdd("status"), 0).stdout.rstrip().endswith("(it is not_ready)")
 
 
 def test_a_drain_says_how_long_it_may_take(pdd: Pdd, daemon: Daemon) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pdd.daemon import view
 from pdd.daemon.drain import Drain
 from pdd.errors import PddError, RefusedInState
 
@@ -86,3 +87,9 @@ async def test_a_prefiller_that_comes_later_drains_too() -> None:
     drain.covers(work, work)
     assert work.draining
     drain.close()
+
+
+def test_what_is_left_is_said_in_words() -> None:
+    assert view.left(1, 0) == "1 request"
+    assert view.left(0, 1) == "1 prefill for decoders"
+    assert view.left(2, 3) == "2 requests, 3 prefills for decoders"
