@@ -93,3 +93,14 @@ def test_what_is_left_is_said_in_words() -> None:
     assert view.left(1, 0) == "1 request"
     assert view.left(0, 1) == "1 prefill for decoders"
     assert view.left(2, 3) == "2 requests, 3 prefills for decoders"
+
+
+def test_a_drained_node_says_drained() -> None:
+    work = (1, 0)
+    node: Any = types.SimpleNamespace(
+        phase=types.SimpleNamespace(name="serve"), drain=types.SimpleNamespace(active=True, open_work=lambda: work)
+    )
+    assert view.NodeView(node).state() == ("draining", ("draining, left: 1 request",))
+    work = (0, 0)
+    state, reasons = view.NodeView(node).state()
+    assert (state, reasons[0].split(":")[0]) == ("drained", "drained")
