@@ -126,10 +126,11 @@ def _usage_error(error: Any) -> UsageError | None:
     if not hasattr(error, "format_message"):
         return None
     path = error.ctx.command_path if getattr(error, "ctx", None) else "pdd"
-    message = error.format_message().rstrip(".")
+    message = error.format_message()
     if "\n" in message:  # no_args_is_help: the message is the whole help
         print(message, file=sys.stderr)
         message = "a command is missing"
+    message = message.rstrip(".")
     return UsageError(message[0].lower() + message[1:], hint=f"See `{path} --help`.")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdd.commands.common import Globals, note, paint, paint_state, print_json, table
-from pdd.errors import DaemonNotRunning, RefusedInState, TimedOut
+from pdd.errors import DaemonNotRunning, RefusedInState, TimedOut, UsageError
 from pdd.units import show_bytes, show_duration
 from pdd.version import VERSION
 
@@ -209,15 +209,20 @@ def topology(options: Globals, root: Path | None = None, ascii_only: bool = Fals
 
 
 def version(options: Globals) -> None:
-    """Client and daemon; a daemon that is not there is not an error."""
+    """Client and daemon; a daemon that is not there, or not chosen, is not an error."""
     daemon: dict[str, Any] = {"daemon": None, "api": None}
+    shown = paint(options, "not running", "dim")
+    if not options.json:
+        print(f"client  {VERSION}", flush=True)  # whatever becomes of the question to the daemon
     try:
         daemon = options.client().get("/version")
+        shown = daemon["daemon"]
     except DaemonNotRunning as error:
         if options.verbose:
             note(options, f"pdd: {error.message}")
+    except UsageError as error:
+        shown = f"{error.message}; choose one with -i NAME"
     if options.json:
         print_json({**daemon, "schema": "pdd.version/1", "client": VERSION})
         return
-    print(f"client  {VERSION}")
-    print(f"daemon  {daemon['daemon'] or paint(options, 'not running', 'dim')}")
+    print(f"daemon  {shown}")

@@ -44,7 +44,7 @@ def document(topology: Topology) -> dict[str, Any]:
 
 def tree(doc: dict[str, Any], *, ascii_only: bool = False) -> str:
     """The document as `pdd topology` shows it: devices under their NUMA node, findings last."""
-    branch = "|-" if ascii_only else "├"
+    branch, last = ("|-", "`-") if ascii_only else ("├", "└")
     rdma = sum(1 for nic in doc["nics"] if nic["rdma"])
     lines = [
         f"{doc['host']}  {len(doc['numa'])} NUMA  {len(doc['gpus'])} GPU  {rdma} RDMA NIC  "
@@ -52,12 +52,13 @@ def tree(doc: dict[str, Any], *, ascii_only: bool = False) -> str:
     ]
     nodes = [(node["node"], f"numa{node['node']} cpus {node['cpus'] or 'none'}") for node in doc["numa"]]
     chosen = {each["gpu"]: each for each in doc["pairs"] if each["chosen"]}
-    for index, title in [*nodes, (None, "no NUMA node known")]:
+    for index, title in [*nodes, (None, "NUMA node not known" if nodes else "no NUMA node known")]:
         rows = [f"GPU{gpu['index']} {gpu['vendor']} {gpu['pci']}{_link(chosen.get(gpu['index']))}"
                 for gpu in doc["gpus"] if gpu["numa"] == index]  # fmt: skip
         rows += [_nic_row(nic) for nic in doc["nics"] if nic["numa"] == index]
         if rows or index is not None:
-            lines += [title, *(f" {branch} {row}" for row in rows)]
+            signs = [branch] * (len(rows) - 1) + [last]
+            lines += [title, *(f" {sign} {row}" for sign, row in zip(signs, rows, strict=False))]
     lines += [f"! {finding['message']}  [{finding['id']}]" for finding in doc["findings"]]
     return "\n".join(lines)
 

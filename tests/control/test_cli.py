@@ -182,6 +182,9 @@ def test_several_instances_must_be_chosen_from(pdd: Pdd, spawn: Any) -> None:
     spawn("p0")
     assert "several instances" in clean(pdd("status"), 2).stderr
     assert "d0, p0" in clean(pdd("status"), 2).stderr
+    out = clean(pdd("version"), 0).stdout
+    assert out.startswith(f"client  {VERSION}\ndaemon  several instances in ")
+    assert json.loads(clean(pdd("version", "--json"), 0).stdout)["client"] == VERSION
     assert clean(pdd("status", env={"PDD_NODE__NAME": "p0"}), 0).stdout.startswith("p0 ")
 
 
@@ -247,6 +250,13 @@ def test_help_names_every_command(pdd: Pdd) -> None:
             "model",
         ):
             assert f"  {command} " in out
+
+
+@pytest.mark.parametrize(("words", "last"), [((), "Prepare model folders."), (("model",), "a model folder.")])
+def test_help_without_a_command_is_whole(pdd: Pdd, words: tuple[str, ...], last: str) -> None:
+    lines = clean(pdd(*words), 2).stderr.splitlines()
+    assert lines[-2].endswith(last)
+    assert "a command is missing [E200]" in lines[-1]
 
 
 def test_global_options_and_nothing_else_are_taken_out() -> None:

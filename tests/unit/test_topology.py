@@ -128,6 +128,10 @@ def test_unknown_locality_is_unknown(tmp_path: Path) -> None:
     tree.nic("pci0000:30/0000:30:01.0/0000:31:00.0", "mlx5_0", "", numa=-1)
     document = report.document(sysfs.read(tmp_path, host="x"))
     assert document["gpus"][0]["numa"] is None
+    shown = report.tree(document, ascii_only=True).splitlines()
+    place = shown.index("NUMA node not known")
+    assert [line[:4] for line in shown[place + 1 : place + 3]] == [" |- ", " `- "]
+    assert "no NUMA node known" in report.tree({**document, "numa": []})
     assert paths(document) == {(0, "mlx5_0"): "SYS"}
 
 
