@@ -8,7 +8,7 @@ from typing import Any
 
 from pdd.commands.common import Globals, note, paint, paint_state, print_json, table
 from pdd.errors import DaemonNotRunning, RefusedInState, TimedOut, UsageError
-from pdd.units import show_bytes, show_duration
+from pdd.units import counted, show_bytes, show_duration
 from pdd.version import VERSION
 
 _POLL_SECONDS = 0.1
@@ -139,7 +139,23 @@ def request(options: Globals, request_id: str) -> None:
         return
     for name, value in document.items():
         if value is not None:
-            print(f"{name:18} {value}")
+            print(f"{name.removesuffix('_seconds').replace('_', ' '):13} {_shown(name, value)}")
+
+
+def _shown(name: str, value: Any) -> str:
+    """A member of a request for people: times and sizes with units, nothing in brackets."""
+    if name == "pages":
+        return f"{value['have']}/{value['need']}"
+    if name == "transfer":
+        written = "" if value["writes"] is None else f" in {counted(value['writes'], 'write')}"
+        via = f" via {value['via']}" if value["via"] else ""
+        moved = f"{counted(value['pages'], 'page')}, {counted(value['units'], 'unit')}"
+        return f"{moved}, {show_bytes(value['bytes'])}{written}{via}"
+    if name == "prompt":
+        return " ".join(map(str, value))
+    if name.endswith("_seconds"):
+        return show_duration(value)
+    return f"{value:.0%}" if name.endswith("_ratio") else str(value)
 
 
 def cancel(options: Globals, request_id: str) -> None:

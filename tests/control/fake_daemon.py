@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pdd.control import schema
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
@@ -61,7 +63,10 @@ class FakeSource:
         return schema.Requests(counts={"wait_kv": 1, "running": 1}, requests=rows)
 
     def request(self, request_id: str) -> schema.Request | None:
-        return next((row for row in self.requests().requests or () if row.id == request_id), None)
+        row = next((row for row in self.requests().requests or () if row.id == request_id), None)
+        moved = schema.RequestTransfer(pages=57, units=228, writes=1, bytes=930_000, via="tcp")
+        more = {"prefill_seconds": 0.12034567891234, "hidden_ratio": 0.9412345, "prompt": (1, 2, 3), "transfer": moved}
+        return None if row is None else msgspec.structs.replace(row, **more)
 
     def peers(self) -> schema.Peers:
         return schema.Peers(peers=(PEER,))
