@@ -100,10 +100,10 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class TextFormatter(logging.Formatter):
-    """12:04:29.123 WARNING messenger: peer is silent peer=p0"""
+    """2026-11-30 12:04:29.123 WARNING messenger: peer is silent peer=p0"""
 
     def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         return f"{clock}.{int(record.msecs):03d} {record.levelname} {self._body(record)}"
 
     def _body(self, record: logging.LogRecord) -> str:

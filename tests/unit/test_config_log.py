@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import os
 import socket
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ def test_text() -> None:
     logger.warning("peer is silent", extra=log.fields(peer="p0", seconds=2))
     logger.debug("not shown")
     text = out.getvalue()
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} WARNING ", text)
     assert text.endswith(" WARNING messenger.peers: peer is silent peer=p0 seconds=2\n")
     assert text.count("\n") == 1
 
