@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
-import re
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
