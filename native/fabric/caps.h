@@ -7,6 +7,8 @@
 
 namespace pdd {
 
+inline constexpr size_t kMaxNics = 32;  // of one Fabric, and of one descriptor
+
 struct ProviderCaps {
     std::string provider;  // as this library calls it
     std::string wire;      // nodes whose wire is equal understand each other ("tcp" is both 1.17's net and 2.x's tcp)
