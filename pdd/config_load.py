@@ -22,15 +22,17 @@ from pdd.address import parse_address
 from pdd.config import Config, all_fields, sections, text_form
 from pdd.config_sources import Origin, Problem, Setting
 from pdd.errors import ConfigError
+from pdd.units import counted
 
 Origins = dict[str, Origin]
+_NEAR = 0.65  # difflib's ratio, from which on another name is suggested
 
 
 class ConfigProblems(ConfigError):
     """Every mistake found in one load. `str()` is one line per mistake, then the count."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+        count = counted(len(problems), "problem")
         super().__init__("\n".join([*(str(problem) for problem in problems), count]))
         self.problems = tuple(problems)
 
@@ -57,6 +59,8 @@ def load(
     """
     env = os.environ if env is None else env
     found, problems = _read_files(file, env, search)
+    if problems:  # what else would be reported is what the unread part may well say
+        raise ConfigProblems(problems)
     from_env, strange = sources.read_environment(env)
     problems += [_strange_variable(name) for name in strange]
     for assignment in assignments:
@@ -108,27 +112,37 @@ def _unknown_key(setting: Setting, unknown_sections: set[tuple[str, str]]) -> Pr
     if section in known and not key:
         return Problem.at(setting.origin, section, f"is a table; write [{section}]")
     if section in known:
-        near = difflib.get_close_matches(key, list(known[section].model_fields), n=1)
-        other = [name for name in all_fields() if name.split(".")[1] == key]
-        suggestion = near[0] if near else other[0] if other else None
+        near = _near(key, list(known[section].model_fields))
+        suggestion = f"{section}.{near}" if near else _only_one_named(key)
         if suggestion and is_env:
-            full = suggestion if "." in suggestion else f"{section}.{suggestion}"
-            suggestion = sources.variable_name(full)
+            suggestion = sources.variable_name(suggestion)
         return Problem.at(setting.origin, setting.key, "no such setting", suggestion)
     place = (setting.origin.file or setting.origin.place + setting.origin.written_as, section)
     if place in unknown_sections:
         return None
     unknown_sections.add(place)
-    near = difflib.get_close_matches(section, list(known), n=1)
-    suggestion = near[0] if near else None
     if is_env:
         return _strange_variable(setting.origin.written_as)
+    suggestion = _near(section, list(known)) if key else _only_one_named(section)
     return Problem.at(setting.origin, section, "no such section", suggestion)
 
 
+def _near(name: str, names: Sequence[str]) -> str | None:
+    """The one of `names` that `name` is a slip of the pen for."""
+    close = difflib.get_close_matches(name, names, n=1, cutoff=_NEAR)
+    return close[0] if close else None
+
+
+def _only_one_named(name: str) -> str | None:
+    """The setting of that name, if it is in exactly one section."""
+    found = [key for key in all_fields() if key.split(".")[1] == name]
+    return found[0] if len(found) == 1 else None
+
+
 def _strange_variable(name: str) -> Problem:
-    close = difflib.get_close_matches(name, [sources.variable_name(key) for key in all_fields()], n=1, cutoff=0.5)
-    return Problem("environment", name, "no such setting", close[0] if close else None)
+    wanted = name.removeprefix(sources.PREFIX).lower()  # the common prefix must not make all names alike
+    near = _near(wanted.replace("__", ".", 1), list(all_fields())) or _only_one_named(wanted)
+    return Problem("environment", name, "no such setting", sources.variable_name(near) if near else None)
 
 
 def _typed(setting: Setting, field: Any) -> Any:
@@ -235,7 +249,9 @@ def _cross_checks(config: Config, origins: Mapping[str, Origin], demo: bool) -> 
     found: list[tuple[Problem, set[str]]] = []
 
     def report(key: str, message: str, *others: str) -> None:
-        found.append((Problem.at(origins.get(key, Origin("default")), key, message), {key, *others}))
+        known = (origins[each] for each in (key, *others) if each in origins)
+        origin = origins.get(key) or next((each for each in known if each.kind == "file"), Origin("default"))
+        found.append((Problem.at(origin, key, message), {key, *others}))
 
     if not config.model.path and not demo:
         report("model.path", "required; the folder of the model (or start with --demo)")

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from pdd.units import counted
+
 EQUAL_LINES_SECONDS = 1.0
 _MAX_REMEMBERED = 1024
 # Of sd-daemon(3).
@@ -85,7 +87,7 @@ class EqualLines(logging.Filter):
 
 def _message(record: logging.LogRecord) -> str:
     left_out = getattr(record, "pdd_left_out", 0)
-    return record.getMessage() + (f" (and {left_out} equal lines)" if left_out else "")
+    return record.getMessage() + (f" (and {counted(left_out, 'equal line')})" if left_out else "")
 
 
 def _component(record: logging.LogRecord) -> str:

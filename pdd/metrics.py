@@ -22,7 +22,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PAGE_STATES = ("free", "cached", "reserved", "running", "sending", "quarantined")
 DIRECTIONS = ("out", "in")  # out: this node's writes; in: units that arrived here
 OUTCOMES = ("stop", "length", "abort", "error")
-FAILURE_REASONS = ("refused", "failed", "cancelled", "stalled", "peer_lost", "overrun")
+FAILURE_REASONS = ("no_prefiller", "refused", "failed", "cancelled", "stalled", "peer_lost", "overrun")
 PROVIDERS = ("efa", "verbs", "tcp")
 FALLBACKS = ("prefiller", "local", "error")  # where a request goes whose remote attempt failed
 
@@ -124,7 +124,7 @@ class SnapshotCollector(Collector):
         ):
             yield GaugeMetricFamily(f"pdd_{name}", text, value)
         for name, text, value in (
-            ("prompt_tokens", "Prompt tokens computed here.", now.prompt_tokens),
+            ("prompt_tokens", "Prompt tokens of requests of clients; of a prefiller, computed.", now.prompt_tokens),
             ("generation_tokens", "Tokens generated.", now.generation_tokens),
             ("preemptions", "Requests thrown out of the batch for pages.", now.preemptions),
             ("engine_steps", "Forward steps.", now.steps),

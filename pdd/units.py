@@ -101,3 +101,8 @@ def show_bytes(nbytes: float | None, suffix: str = "B") -> str:
 def show_count(number: float) -> str:
     """A whole number in groups of three: "12 345"."""
     return f"{number:,.0f}".replace(",", " ")
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 request", "2 requests"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

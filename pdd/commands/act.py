@@ -10,7 +10,7 @@ from typing import Any
 from pdd.commands.common import Globals, note, print_json
 from pdd.commands.look import status_line
 from pdd.errors import DaemonNotRunning, ModelError, RefusedInState
-from pdd.units import show_bytes
+from pdd.units import counted, show_bytes
 
 _POLL_SECONDS = 0.2
 
@@ -26,8 +26,8 @@ def drain(options: Globals, wait: bool) -> None:
         if document["state"] == "ready":
             raise RefusedInState("the node was resumed while it drained")
         left = (
-            f"draining: {document['running'] + document['waiting'] + document['waiting_for_kv']} requests, "
-            f"{document['transfers']['attempts'] + document['transfers']['prefills']} transfers left"
+            f"draining: {counted(document['running'] + document['waiting'] + document['waiting_for_kv'], 'request')}, "
+            f"{counted(document['transfers']['attempts'] + document['transfers']['prefills'], 'transfer')} left"
         )
         if left != shown and not options.json:
             note(options, left)

@@ -48,7 +48,10 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
     into = doc["role"] != "prefill"
     rate = rates["bytes_received_per_second" if into else "bytes_per_second"]
     up = sum(peer["state"] == "up" for peer in doc["peers"])
-    phase = f" {doc['phase']} {doc['progress'] or 0:.0%}" if doc["phase"] and doc["state"] in _STARTING else ""
+    starting = doc["state"] in _STARTING  # its reasons say no more than its phase does
+    phase = f" {doc['phase']}" if starting and doc["phase"] else ""
+    if phase and doc["progress"] is not None:
+        phase += f" {doc['progress']:.0%}"
     left = doc["drain_seconds_left"]
     drain = "" if left is None else f" {show_duration(left)} left"
     return "  ".join(
@@ -62,7 +65,7 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
             f"{'in' if into else 'out'} {show_bytes(rate, 'B/s')}",
             f"peers {up}/{len(doc['peers'])}",
             f"failed {doc['transfers']['failed']}",
-            *([f"({'; '.join(doc['reasons'])})"] if doc["reasons"] else []),
+            *([f"({'; '.join(doc['reasons'])})"] if doc["reasons"] and not (starting and phase) else []),
         ]
     )
 

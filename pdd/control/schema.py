@@ -61,7 +61,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     state: str  # connecting, up, suspect, down, draining, incompatible
     epoch: str | None = None
     via: str | None = None  # fabric provider
-    load: PeerLoad | None = None
+    load: PeerLoad | None = None  # of a prefiller that is linked; decoders say nothing of theirs
     address: str | None = None
     rtt_seconds: float | None = None
     since_seconds: float | None = None  # time in this state
@@ -100,7 +100,7 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     overhead_seconds: float = 0.0  # of the engine thread between passes, idle time left out
     steps: int = 0
     preemptions: int = 0
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # of the requests taken from clients; on a prefiller, those computed
     generated_tokens: int = 0
     cached_tokens: int = 0
 

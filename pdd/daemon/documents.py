@@ -17,6 +17,7 @@ from pdd import metrics
 from pdd.control import schema
 from pdd.daemon import request_rows
 from pdd.daemon.flows import IN
+from pdd.engine.snapshot import EngineSnapshot
 from pdd.errors import RequestCancelled
 from pdd.messenger.status import PeerStatus
 from pdd.metrics import PAGE_STATES
@@ -56,11 +57,16 @@ class Documents:
             pages=schema.Pages(total=counts.total, **{state: getattr(counts, state) for state in PAGE_STATES}),
             engine=schema.EngineHealth(
                 heartbeat_age_seconds=view.turn_age(), steps=totals.steps, preemptions=totals.preemptions,
-                prompt_tokens=totals.prompt_tokens, generated_tokens=totals.generated_tokens,
+                prompt_tokens=self._prompt_tokens(snapshot), generated_tokens=totals.generated_tokens,
                 cached_tokens=node.meter.cached_tokens, num_layers=view.num_layers,
                 step_seconds=totals.step_seconds, overhead_seconds=totals.overhead_seconds,
             ),
         )
+
+    def _prompt_tokens(self, snapshot: EngineSnapshot) -> int:
+        """Of the requests that clients had taken; a prefiller has no clients, and counts what it computes."""
+        prefills = self._node.config.node.role == "prefill"
+        return snapshot.totals.prompt_tokens if prefills else self._node.ledger.prompt_tokens
 
     def _ranks(self) -> tuple[schema.Rank, ...]:
         return tuple(
@@ -190,7 +196,7 @@ class Documents:
         return dataclasses.replace(
             traffic, pages={state: getattr(engine.pages, state) for state in PAGE_STATES},
             pages_total=engine.pages.total, running=states["running"] + states["ready"], waiting=states["waiting"],
-            waiting_for_kv=states["wait_kv"], batch_size=engine.batch_size, prompt_tokens=counts.prompt_tokens,
+            waiting_for_kv=states["wait_kv"], batch_size=engine.batch_size, prompt_tokens=self._prompt_tokens(engine),
             generation_tokens=counts.generated_tokens, preemptions=counts.preemptions, steps=counts.steps,
             engine_heartbeat_age=view.turn_age(),
         )  # fmt: skip
@@ -199,6 +205,9 @@ class Documents:
 def _peer(status: PeerStatus, role: str) -> schema.Peer:
     """A link as documents show it. `role`: of the peer."""
     state = "draining" if status.draining and status.state == "up" else status.state
+    load = None  # a decoder says nothing of its load
+    if role == "prefill" and status.state in ("up", "suspect"):
+        load = schema.PeerLoad(queued_tokens=status.queued_tokens, running=status.running, free_pages=status.free_pages)
     error = status.last_error
     if status.diff:
         error = "; ".join(str(diff) for diff in status.diff)
@@ -206,5 +215,5 @@ def _peer(status: PeerStatus, role: str) -> schema.Peer:
         name=status.name, role=role, state=state, epoch=None if status.epoch is None else schema.epoch_text(status.epoch),
         via=status.via or None, address=status.address, rtt_seconds=status.rtt_seconds,
         since_seconds=status.age_seconds, error=error or None,
-        load=schema.PeerLoad(queued_tokens=status.queued_tokens, running=status.running, free_pages=status.free_pages),
+        load=load,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from pdd.daemon.service import NodeService
 from pdd.engine.request import EngineInbox
 from pdd.errors import RefusedInState, RequestCancelled
 from pdd.messenger.prefiller import Prefiller
+from pdd.units import counted
 
 _log = logging.getLogger("pdd")
 
@@ -81,7 +82,10 @@ class Drain:
     def give_up(self, why: str) -> None:
         """Ends what is still open; clients and decoders are told."""
         if any(self.open_work()):
-            _log.warning("%s: %d requests and %d pushes are given up", why, *self.open_work())
+            num_requests, num_prefills = self.open_work()
+            _log.warning(
+                "%s: %s and %s are given up", why, counted(num_requests, "request"), counted(num_prefills, "prefill")
+            )
         self._service.cancel_all(RequestCancelled(f"this node ends its work: {why}", hint="try again; another will answer"))
         if self._prefiller is not None and self._inbox is not None:
             for job in self._prefiller.jobs():

@@ -62,6 +62,7 @@ class Ledger:
         self._clock = clock
         self._keep_prompts = keep_prompts
         self._unit_bytes = 0
+        self.prompt_tokens = 0  # of all requests that clients had taken
         self._live: dict[str, Entry] = {}
         self._finished: collections.OrderedDict[str, Entry] = collections.OrderedDict()
 
@@ -82,6 +83,7 @@ class Ledger:
     # -- generate requests ------------------------------------------------------------------------------------------
     def open(self, request_id: str, prompt: tuple[int, ...]) -> None:
         kept = prompt if self._keep_prompts else None
+        self.prompt_tokens += len(prompt)
         self._live[request_id] = Entry(request_id, "generate", self._clock(), len(prompt), kept)
 
     def first_step(self, request_id: str, at: float) -> None:

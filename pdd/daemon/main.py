@@ -16,6 +16,7 @@ from typing import Any
 from pdd import sdnotify
 from pdd.config import Config
 from pdd.daemon.node import Node
+from pdd.daemon.view import left
 from pdd.errors import EXIT_OK
 
 _log = logging.getLogger("pdd")
@@ -76,7 +77,7 @@ def _signalled(stop: asyncio.Event, now: asyncio.Event) -> None:
 async def _drain(node: Node, timeout: float, now: asyncio.Event) -> None:
     """Ends all work: by waiting for it, else, after `timeout` or a second signal, by failing it."""
     sdnotify.notify(f"EXTEND_TIMEOUT_USEC={int((timeout + _MARGIN_SECONDS) * 1e6)}", "STATUS=draining")
-    _log.info("draining: %d requests and %d pushes open; a second signal exits now", *node.drain.open_work())
+    _log.info("draining, left: %s; a second signal exits now", left(*node.drain.open_work()))
     node.drain.begin(timeout)
     quiet = asyncio.create_task(node.drain.quiet())
     hurry = asyncio.create_task(now.wait())

@@ -46,7 +46,8 @@ class Meter:
     def attempt_done(self, done: AttemptDone) -> None:
         """A try at the KV of a prompt is over."""
         if not done.whole:
-            self.failures[done.reason] += 1
+            unasked = not done.peer and done.reason != "cancelled"
+            self.failures["no_prefiller" if unasked else done.reason] += 1
         if not done.peer:  # nobody was asked
             return
         flow = self.flows.of(done.peer, IN)

@@ -14,9 +14,17 @@ from pdd.daemon.flows import IN, OUT, Flow, Names
 from pdd.engine.rank_protocol import RankReady
 from pdd.engine.snapshot import EngineSnapshot
 from pdd.messenger.status import AttemptStatus, DecoderCounters, JobStatus, PeerStatus, PrefillerCounters
+from pdd.units import counted
 
 if TYPE_CHECKING:
     from pdd.daemon.node import Node
+
+
+def left(num_requests: int, num_prefills: int) -> str:
+    """Open work in words: "2 requests, 1 prefill for decoders"; what there is none of is left out."""
+    requests = [counted(num_requests, "request")] if num_requests or not num_prefills else []
+    prefills = [f"{counted(num_prefills, 'prefill')} for decoders"] if num_prefills else []
+    return ", ".join([*requests, *prefills])
 
 
 class NodeView:
@@ -43,8 +51,9 @@ class NodeView:
             progress = "" if node.phase.progress is None else f" {node.phase.progress:.0%}"
             return (f"starting: {node.phase.name}{progress}",)
         if node.drain.active:
-            requests, pushes = node.drain.open_work()
-            return (f"draining: {requests} requests and {pushes} prefills for decoders are left",)
+            if not any(node.drain.open_work()):
+                return ("drained: new work is refused until `pdd resume`",)
+            return (f"draining, left: {left(*node.drain.open_work())}",)
         if node.decoder is None or node.config.scheduler.local_prefill_fallback or node.decoder.peers.usable_links():
             return ()
         return (f"no prefiller: {node.decoder.peers.explain()}",)

@@ -23,6 +23,7 @@ from pdd.messenger.handshake import FieldDiff, Refusal
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
 from pdd.messenger.quiet import QuietLog
 from pdd.messenger.status import PeerStatus
+from pdd.units import counted
 
 _log = logging.getLogger(__name__)
 
@@ -255,7 +256,7 @@ class PeerTable:
             raise PeerIncompatible(f"it is the same node as {twin.address}", hint="list each prefiller once")
         peer.num_connects += 1
         peer.last_up = link
-        peer.incompatible, peer.diff = False, ()
+        peer.incompatible, peer.diff, peer.last_error = False, (), ""
         what = "restarted and is used again" if restarted else "is up"
         peer.quiet.log(logging.INFO, f"prefiller {link.name} at {peer.address} {what} (epoch {epoch:016x})")
 
@@ -298,6 +299,7 @@ async def wait_fenced(links: Sequence[PeerLink], seconds: float) -> bool:
             for link in links:
                 await link.wait_closed()
     except TimeoutError:
-        _log.error("%d links are still not fenced", sum(link.state is not LinkState.CLOSED for link in links))
+        num_open = sum(link.state is not LinkState.CLOSED for link in links)
+        _log.error("not fenced yet: %s", counted(num_open, "link"))
         return False
     return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from pdd.states import Clock
+from pdd.units import counted
 
 EVERY_SECONDS = 1.0
 SAME_LINE_SECONDS = 60.0
@@ -30,6 +31,6 @@ class QuietLog:
         if now - self._last_at < wait:
             self._num_held_back += 1
             return
-        suffix = f" ({self._num_held_back} lines held back)" if self._num_held_back else ""
+        suffix = f" ({counted(self._num_held_back, 'line')} held back)" if self._num_held_back else ""
         self._logger.log(level, "%s%s", line, suffix)
         self._last_line, self._last_at, self._num_held_back = line, now, 0

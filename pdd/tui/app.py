@@ -28,7 +28,7 @@ from pdd.tui import view
 from pdd.tui.feed import Feed
 from pdd.tui.rates import History
 
-MIN_INTERVAL, MAX_INTERVAL = 0.25, 10.0
+INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)  # seconds that + and - step through
 _TICK_SECONDS = 0.25  # how often the age of the data is looked at
 _STYLES = {"": "", "title": "bold", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
 
@@ -82,8 +82,8 @@ class PddTop(App[None]):
         Binding("question_mark,f1", "help"),
         Binding("escape", "close_help"),
         Binding("space", "pause"),
-        Binding("plus,equals_sign", "slower"),
-        Binding("minus", "faster"),
+        Binding("plus,equals_sign", "faster"),
+        Binding("minus", "slower"),
     ]
 
     def __init__(
@@ -136,7 +136,7 @@ class PddTop(App[None]):
 
     def on_arrived(self, message: Arrived) -> None:
         self._history.apply(message.line, self._now())
-        self._change(lost="")
+        self._change(lost="", patience=self._scene.interval)
 
     def on_lost(self, message: Lost) -> None:
         self._change(lost=message.reason)
@@ -168,13 +168,14 @@ class PddTop(App[None]):
         self._change(paused=paused, history=copy.deepcopy(self._history) if paused else self._history)
 
     def action_slower(self) -> None:
-        self._set_interval(self._scene.interval * 2)
+        self._set_interval(next((each for each in INTERVALS if each > self._scene.interval), INTERVALS[-1]))
 
     def action_faster(self) -> None:
-        self._set_interval(self._scene.interval / 2)
+        self._set_interval(next((each for each in reversed(INTERVALS) if each < self._scene.interval), INTERVALS[0]))
 
-    def _set_interval(self, seconds: float) -> None:
-        interval = min(max(seconds, MIN_INTERVAL), MAX_INTERVAL)
+    def _set_interval(self, interval: float) -> None:
         if self._feed is not None:
             self._feed.interval = interval
-        self._change(interval=interval)
+        # The line on its way was asked for at the old interval; the one after it comes at the new.
+        patience = max(self._scene.patience, self._scene.interval, interval)
+        self._change(interval=interval, patience=patience)

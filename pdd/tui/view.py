@@ -44,7 +44,7 @@ _STATE_STYLE = {
 HELP = (
     "q, F10, ctrl+c   quit",
     "space            pause: data keeps arriving, the age is shown",
-    "+ -              slower or faster pictures, 0.25 s to 10 s",
+    "+ -              faster or slower pictures, 0.25 s to 10 s",
     "?, F1            this page",
 )
 
@@ -57,6 +57,7 @@ class Scene:
     now: float  # same clock as History.updated
     clock: str  # wall clock, as shown
     interval: float
+    patience: float = 0.0  # how long the next line may take when a longer interval was asked for before
     lost: str = ""  # why the daemon is not connected; empty: it is
     paused: bool = False
     help: bool = False
@@ -105,9 +106,22 @@ def fit(line: Line, width: int) -> Line:
     return [*cut, (" " * room, "")] if room else cut
 
 
+def whole(fields: Sequence[str], room: int) -> str:
+    """The fields two cells apart, as many of the last ones as fit into `room`; a number is shown whole or not at all."""
+    for first in range(len(fields)):
+        if len(shown := "  ".join(fields[first:])) <= room:
+            return shown
+    return ""
+
+
+def _width(line: Line) -> int:
+    return sum(len(part) for part, _ in line)
+
+
 def is_stale(scene: Scene) -> bool:
     age = _age(scene)
-    return age is not None and age > max(1.5 * scene.interval, scene.interval + 0.75)
+    expected = max(scene.interval, scene.patience)
+    return age is not None and age > max(1.5 * expected, expected + 0.75)
 
 
 def _age(scene: Scene) -> float | None:
@@ -116,15 +130,6 @@ def _age(scene: Scene) -> float | None:
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 def _header(scene: Scene, width: int) -> Line:
-    status = scene.history.status
-    left: Line = [(" pdd top  ", "title")]
-    if status is not None:
-        state = status["state"]
-        left += [
-            (f"{status['name']} {status['role']} ", ""),
-            (state.upper(), _STATE_STYLE.get(state, "")),
-            (f"  {status['model'] or '-'}  up {show_duration(status['uptime_seconds'])}", ""),
-        ]
     if scene.paused:
         sign, style = "PAUSED", "warn"
     elif scene.lost:
@@ -134,7 +139,17 @@ def _header(scene: Scene, width: int) -> Line:
     else:
         sign, style = "live", "good"
     right: Line = [(f"  {scene.interval:g}s  ", "dim"), (sign, style), (f"  {scene.clock} ", "")]
-    room = width - sum(len(part) for part, _ in right)
+    room = width - _width(right)
+    status = scene.history.status
+    left: Line = [(" pdd top  ", "title")]
+    if status is not None:
+        state = status["state"]
+        left += [
+            (f"{status['name']} {status['role']} ", ""),
+            (state.upper(), _STATE_STYLE.get(state, "")),
+        ]
+        fields = [status["model"] or "-", f"up {show_duration(status['uptime_seconds'])}"]
+        left.append((f"  {whole(fields, room - _width(left) - 2)}", ""))
     return [*fit(left, room), *right]
 
 
@@ -166,19 +181,27 @@ def _panels(history: History, status: dict[str, Any], width: int, glyphs: Glyphs
         ),
     )
     transfers = status["transfers"]
-    writes, units, received = (show_count(transfers[key]) for key in ("writes", "units", "units_received"))
-    sent = f" sent {show_bytes(transfers['bytes'])} in {writes} writes, {units} units"
-    counters = f"{sent}   received {received} units   active {transfers['active']}   "
-    failed: Span = (f"failed {transfers['failed']}", "bad" if transfers["failed"] else "")
-    return [*charts, *middle, [(counters, ""), failed]]
+    failed: Span = (f" failed {show_count(transfers['failed'])}", "bad" if transfers["failed"] else "")
+    counters = whole(_counters(status["role"], transfers), width - 2 - len(failed[0]))
+    return [*charts, *middle, [failed, (f"  {counters}", "")]]
+
+
+def _counters(role: str, transfers: dict[str, Any]) -> list[str]:
+    """What went each way, the way that a role is there for last."""
+    sent = f"sent {show_bytes(transfers['bytes'])}, {show_count(transfers['units'])} units"
+    sent += f" in {show_count(transfers['writes'])} writes"
+    received = f"received {show_bytes(transfers['bytes_received'])}, {show_count(transfers['units_received'])} units"
+    active = f"active {show_count(transfers['active'])}"
+    return [active, sent, received] if role == "decode" else [active, received, sent]
 
 
 def _batch(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     batch = known(history.batch)
     average, largest = (sum(batch) / len(batch), max(batch)) if batch else (0.0, 0.0)
-    now = f"{status['batch_size']} / {status['max_batch_size']}"
+    now = f"{show_count(status['batch_size'])} / {show_count(status['max_batch_size'])}"
     chart = say(spark(list(history.batch), width - 4, glyphs), "good")
-    return _panel(f"batch {now}  avg {average:.0f}  max {largest:.0f}", [chart], "", width, glyphs)
+    shares = whole([f"avg {show_count(average)}", f"max {show_count(largest)}"], width - 4 - len(f"batch {now}  "))
+    return _panel(f"batch {now}  {shares}".rstrip(), [chart], "", width, glyphs)
 
 
 def _moved(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
@@ -186,16 +209,17 @@ def _moved(history: History, status: dict[str, Any], width: int, glyphs: Glyphs)
     into, out = (show_bytes(rates[f"bytes{way}_per_second"], "B/s") for way in ("_received", ""))
     chart = say(spark(list(history.moved), width - 4, glyphs), "good")
     peak = f"peak {show_bytes(max(known(history.moved), default=0), 'B/s')}"
-    return _panel(f"KV transfer  in {into}  out {out}", [chart], peak, width, glyphs)
+    title = whole(["KV transfer", f"in {into}", f"out {out}"], width - 4)
+    return _panel(title, [chart], peak, width, glyphs)
 
 
 def _queue(status: dict[str, Any]) -> list[Line]:
     return [
-        say(f"running   {status['running']:>7}"),
-        say(f"waiting   {status['waiting']:>7}"),
-        say(f"wait kv   {status['waiting_for_kv']:>7}"),
-        say(f"preempted {status['engine']['preemptions']:>7}"),
-        say(f"steps/s   {status['rates']['1s']['steps_per_second']:>7.0f}"),
+        say(f"running   {show_count(status['running']):>7}"),
+        say(f"waiting   {show_count(status['waiting']):>7}"),
+        say(f"wait kv   {show_count(status['waiting_for_kv']):>7}"),
+        say(f"preempted {show_count(status['engine']['preemptions']):>7}"),
+        say(f"steps/s   {show_count(status['rates']['1s']['steps_per_second']):>7}"),
     ]
 
 
@@ -212,6 +236,7 @@ def _latency(status: dict[str, Any]) -> list[Line]:
 
 def _pages(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     pages, rates = status["pages"], status["rates"]["1s"]
+    count = {state: show_count(number) for state, number in pages.items()}
     total = max(pages["total"], 1)
     free = pages["free"] + pages["cached"]
     share = f" {(pages['total'] - free) / total:4.0%}"
@@ -222,23 +247,23 @@ def _pages(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     prompt, out = rates["prompt_tokens_per_second"], rates["generated_tokens_per_second"]
     return [
         say(bar[:cells].ljust(cells, glyphs.free) + share),
-        say(f"free {pages['free']:<9} cached {pages['cached']}"),
-        say(f"running {pages['running']:<6} reserved {pages['reserved']}"),
+        say(f"free {count['free']:<9} cached {count['cached']}"),
+        say(f"running {count['running']:<6} reserved {count['reserved']}"),
         [
-            (f"sending {pages['sending']:<6} ", ""),
-            (f"quarantined {pages['quarantined']}", "bad" if pages["quarantined"] else ""),
+            (f"sending {count['sending']:<6} ", ""),
+            (f"quarantined {count['quarantined']}", "bad" if pages["quarantined"] else ""),
         ],
-        say(f"tok/s  prompt {prompt:.0f}  out {out:.0f}"),
+        say("tok/s  " + whole([f"prompt {show_count(prompt)}", f"out {show_count(out)}"], width - len("tok/s  "))),
     ]
 
 
 def _plain(status: dict[str, Any]) -> list[Line]:
-    pages, transfers = status["pages"], status["transfers"]
+    pages, transfers, show = status["pages"], status["transfers"], show_count
     return [
-        say(f" batch {status['batch_size']}/{status['max_batch_size']}  running {status['running']}"),
-        say(f" waiting {status['waiting']}  wait kv {status['waiting_for_kv']}"),
-        say(f" pages free {pages['free']} of {pages['total']}  quarantined {pages['quarantined']}"),
-        say(f" writes {transfers['writes']}  units {transfers['units']}  failed {transfers['failed']}"),
+        say(f" batch {show(status['batch_size'])}/{show(status['max_batch_size'])}  running {show(status['running'])}"),
+        say(f" waiting {show(status['waiting'])}  wait kv {show(status['waiting_for_kv'])}"),
+        say(f" pages free {show(pages['free'])} of {show(pages['total'])}  quarantined {show(pages['quarantined'])}"),
+        say(f" failed {show(transfers['failed'])}  {_counters(status['role'], transfers)[-1]}"),
     ]
 
 
@@ -249,12 +274,13 @@ def _peers(status: dict[str, Any]) -> list[Line]:
     lines = [say(header, "title")]
     for peer in status["peers"]:
         load = peer["load"] or {}
+        queued, free = (show_count(load[key]) if key in load else "-" for key in ("queued_tokens", "free_pages"))
         lines.append(
             [
                 (f" {peer['name'][:14]:14} {peer['role'][:8]:8} ", ""),
                 (f"{peer['state'][:12]:12} ", _STATE_STYLE.get(peer["state"], "")),
                 (f"{(peer['via'] or '-')[:10]:10} {show_duration(peer['rtt_seconds']):>7} ", ""),
-                (f"{load.get('queued_tokens', '-'):>7} {load.get('free_pages', '-'):>7}  ", ""),
+                (f"{queued:>7} {free:>7}  ", ""),
                 (peer["error"] or "", "bad"),
             ]
         )

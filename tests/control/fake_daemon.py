@@ -37,6 +37,7 @@ class FakeSource:
         self.refuse_drain = False
         self.uptime = 12.0
         self.phase: str | None = "load"
+        self.progress: float | None = 0.42
         self.drain_seconds_left: float | None = None
 
     def status(self) -> schema.Status:
@@ -44,7 +45,7 @@ class FakeSource:
             name=self.name, role="decode", state=self.state, epoch=schema.epoch_text(0xE), boot_id="boot-1",
             version="0.1.0", model="tiny", uptime_seconds=self.uptime, running=1, waiting=2,
             waiting_for_kv=1, batch_size=1, max_batch_size=64,
-            phase=self.phase, progress=0.42, drain_seconds_left=self.drain_seconds_left,
+            phase=self.phase, progress=self.progress, drain_seconds_left=self.drain_seconds_left,
             reasons=() if self.state == "ready" else (f"it is {self.state}",),
             pages=schema.Pages(total=64, free=50, reserved=10, running=4),
             transfers=schema.Transfers(writes=self.writes, bytes=self.writes * 4096, units=self.writes),

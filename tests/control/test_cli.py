@@ -61,8 +61,12 @@ def test_color_when_asked(pdd: Pdd, daemon: Daemon) -> None:
 def test_reasons_and_state_come_first_when_not_ready(pdd: Pdd, daemon: Daemon) -> None:
     daemon.source.state = "loading"
     out = clean(pdd("status"), 0).stdout
-    assert "d0 decode loading load 42%" in out
-    assert out.rstrip().endswith("(it is loading)")
+    assert "d0 decode loading load 42%  12.0s  " in out
+    assert "(it is loading)" not in out  # that is said
+    daemon.source.progress = None
+    assert "d0 decode loading load  12.0s  " in clean(pdd("status"), 0).stdout
+    daemon.source.state = "not_ready"
+    assert clean(pdd("status"), 0).stdout.rstrip().endswith("(it is not_ready)")
 
 
 def test_a_drain_says_how_long_it_may_take(pdd: Pdd, daemon: Daemon) -> None:
@@ -259,14 +263,14 @@ def test_config_check_prints_every_mistake_and_exits_78(pdd: Pdd, tmp_path: Path
     result = clean(pdd("config", "check", str(file), env={"PDD_ENGINE__MAX_BACTH": "1"}), 78)
     assert result.stdout.splitlines() == [
         f'{file}:2:1  node.role: "decod" is not a role; use "prefill", "decode" or "both"',
-        f"{file}:4:1  engine.max_bath_size: no such setting; did you mean max_batch_size?",
+        f"{file}:4:1  engine.max_bath_size: no such setting; did you mean engine.max_batch_size?",
         "model.path: required; the folder of the model (or start with --demo)",
         "environment  PDD_ENGINE__MAX_BACTH: no such setting; did you mean PDD_ENGINE__MAX_BATCH_SIZE?",
         "4 problems",
     ]
     document = json.loads(clean(pdd("--json", "config", "check", str(file)), 78).stdout)
     assert document["problems"][0]["line"] == 2
-    assert document["problems"][1]["suggestion"] == "max_batch_size"
+    assert document["problems"][1]["suggestion"] == "engine.max_batch_size"
     file.write_text('[node]\nrole = "both"\n[model]\npath = "/m"\n')
     assert clean(pdd("config", "check", str(file)), 0).stdout == "no problems\n"
 

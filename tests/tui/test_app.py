@@ -81,14 +81,10 @@ async def test_keys() -> None:
         assert "this page" in screen(app)
         await pilot.press("escape")
         assert "this page" not in screen(app)
-        await pilot.press("minus")
-        assert " 0.5s  " in screen(app)
-        for _ in range(3):
-            await pilot.press("minus")
-        assert " 0.25s  " in screen(app)
-        for _ in range(9):
-            await pilot.press("plus")
-        assert " 10s  " in screen(app)
+        for key, shown in (("plus", ("0.5s", "0.25s", "0.25s")), ("minus", ("0.5s", "1s", "2s", "5s", "10s", "10s"))):
+            for interval in shown:
+                await pilot.press(key)
+                assert f" {interval}  " in screen(app)
         await pilot.press("q")
     assert app.return_code == 0
 

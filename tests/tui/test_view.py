@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,27 @@ def test_old_data_is_called_stale() -> None:
     stale = view.text(view.frame(scene_of(recorded(), age=1.9), 80, 24))
     assert "STALE" in stale
     assert "no answer for 1.9s" in stale
+
+
+def test_data_asked_for_at_a_longer_interval_is_not_stale_at_a_shorter_one() -> None:
+    scene = dataclasses.replace(scene_of(recorded(), age=5.0), interval=0.5)
+    assert view.is_stale(scene)
+    assert not view.is_stale(dataclasses.replace(scene, patience=10.0))
+
+
+@pytest.mark.parametrize("width", range(78, 101))
+def test_a_number_is_shown_whole_or_not_at_all(width: int) -> None:
+    lines = recorded()
+    status = lines[0]["docs"]["status"]
+    status |= {"name": "decoder-with-a-long-name", "uptime_seconds": 11520.0, "batch_size": 1024}
+    status |= {"max_batch_size": 2048}
+    for way in ("bytes_per_second", "bytes_received_per_second"):
+        status["rates"]["1s"][way] = 38.2e9
+    text = view.text(view.frame(scene_of(lines[:1]), width, 24))
+    for label, number in (("up", r"3h12m\s"), ("in", "38.2 GB/s"), ("out", "38.2 GB/s")):
+        assert re.search(f" {label} {number}", text), text
+    assert not re.search(r"max (?!1 024 )", text), text
+    assert "SmolLM2" not in text or "SmolLM2-135M-Instruct " in text
 
 
 def test_nothing_yet() -> None:
@@ -86,13 +108,17 @@ def test_spark_scales_to_the_largest_and_shows_gaps() -> None:
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
-def test_rates_are_the_daemons() -> None:
+def test_bytes_between_two_samples_are_in_the_peak() -> None:
+    """The daemon's rate is of the last second; a picture may come every ten."""
     history = History()
     status = recorded()[0]["docs"]["status"]
     rates = {**status["rates"]["1s"], "bytes_per_second": 3.0, "bytes_received_per_second": 4.0}
     history.apply({"type": "snapshot", "docs": {"status": {**status, "rates": {"1s": rates, "10s": rates}}}}, 0.0)
-    history.apply({"type": "delta", "docs": {"status": {"transfers": {**status["transfers"], "bytes": 10**9}}}}, 1.0)
-    assert list(history.moved) == [7.0, 7.0]
+    sent = {**status["transfers"], "bytes": 600, "bytes_received": 400}
+    history.apply({"type": "delta", "docs": {"status": {"transfers": sent}}}, 0.5)  # within the second of the rate
+    history.apply({"type": "delta", "docs": {"status": {"batch_size": 1}}}, 10.0)
+    history.apply({"type": "delta", "docs": {"status": {"batch_size": 2}}}, 20.0)
+    assert list(history.moved) == [7.0, 7.0, 100.0, 7.0]
 
 
 def test_deltas_merge_member_by_member() -> None:

@@ -132,7 +132,7 @@ def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
     assert found == [
         f'{file}:2:1  node.role: "decod" is not a role; use "prefill", "decode" or "both"',
         f'{file}:5:3  engine.threads: "x" is not a whole number',
-        f"{file}:6:1  engine.max_bath_size: no such setting; did you mean max_batch_size?",
+        f"{file}:6:1  engine.max_bath_size: no such setting; did you mean engine.max_batch_size?",
         f'{file}:7:1  engine.step_timeout: True is no duration; write a text like "30s"',
         f"{file}:9:1  kvv: no such section; did you mean kv?",
         "model.path: required; the folder of the model (or start with --demo)",
@@ -165,12 +165,39 @@ def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
         ("peers.static=127.0.0.1:0", '"0" is not a port (1 to 65535)'),
         ("page_size=3", "is not an assignment"),
         ("engine.page_size=3", "no such setting; did you mean kv.page_size?"),
+        ("kv.pagesize=3", "no such setting; did you mean kv.page_size?"),
+        ("engine.colour=3", "no such setting"),
+        ("engine.listen=3", "no such setting"),  # of two sections
     ],
 )
 def test_a_wrong_value_is_explained(assignment: str, message: str) -> None:
     found = mistakes(assignments=(assignment,))
     assert len(found) == 1
     assert message in found[0]
+    assert "did you mean" in message or "did you mean" not in found[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "suggestion"),
+    [("PDD_ROLE", "PDD_NODE__ROLE"), ("PDD_KV__PAGESIZE", "PDD_KV__PAGE_SIZE"), ("PDD_COLOUR", None), ("PDD_X__Y", None)],
+)
+def test_only_near_variables_are_suggested(name: str, suggestion: str | None) -> None:
+    with pytest.raises(ConfigProblems) as caught:
+        load(env={**BASE, name: "x"}, search=False)
+    assert [problem.suggestion for problem in caught.value.problems] == [suggestion]
+
+
+def test_a_file_that_cannot_be_read_is_the_only_mistake(tmp_path: Path) -> None:
+    """Without its settings nothing else can be judged."""
+    file = write(tmp_path / "pdd.toml", "[node]\nrole = both\n")
+    [only] = mistakes(file=file, env={})
+    assert only.startswith(f"{file}:2:8  not TOML: ")
+    assert mistakes(file=tmp_path / "no.toml", env={}) == [f"{tmp_path / 'no.toml'}  cannot be read: No such file or directory"]
+
+
+def test_a_rule_between_settings_names_the_line_of_the_one_that_was_set(tmp_path: Path) -> None:
+    file = write(tmp_path / "pdd.toml", '[peers]\nsuspect_after = "10s"\n')
+    assert mistakes(file=file) == [f"{file}:2:1  peers.dead_after: must be longer than peers.suspect_after"]
 
 
 @pytest.mark.parametrize(

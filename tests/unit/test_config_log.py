@@ -108,7 +108,7 @@ def test_the_count_is_in_the_text() -> None:
     logging.getLogger().handlers[0].filters[:] = [filter_]
     for _ in range(3):
         logger.info("again")
-    assert out.getvalue().splitlines()[1].endswith("again (and 1 equal lines)")
+    assert out.getvalue().splitlines()[1].endswith("again (and 1 equal line)")
 
 
 # -- sd_notify ---------------------------------------------------------------------------------------------------------

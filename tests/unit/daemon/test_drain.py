@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pdd.daemon import view
 from pdd.daemon.drain import Drain
 from pdd.errors import PddError, RefusedInState
 
@@ -86,3 +87,20 @@ async def test_a_prefiller_that_comes_later_drains_too() -> None:
     drain.covers(work, work)
     assert work.draining
     drain.close()
+
+
+def test_what_is_left_is_said_in_words() -> None:
+    assert view.left(1, 0) == "1 request"
+    assert view.left(0, 1) == "1 prefill for decoders"
+    assert view.left(2, 3) == "2 requests, 3 prefills for decoders"
+
+
+def test_a_drained_node_says_drained() -> None:
+    work = (1, 0)
+    node: Any = types.SimpleNamespace(
+        phase=types.SimpleNamespace(name="serve"), drain=types.SimpleNamespace(active=True, open_work=lambda: work)
+    )
+    assert view.NodeView(node).state() == ("draining", ("draining, left: 1 request",))
+    work = (0, 0)
+    state, reasons = view.NodeView(node).state()
+    assert (state, reasons[0].split(":")[0]) == ("drained", "drained")

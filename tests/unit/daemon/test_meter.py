@@ -52,8 +52,9 @@ def test_a_plain_cancel_is_no_failure() -> None:
 def test_an_attempt_that_nobody_was_asked_for_is_no_flow() -> None:
     made = meter()
     made.attempt_done(dataclasses.replace(WHOLE, whole=False, peer="", reason="failed"))
+    made.attempt_done(dataclasses.replace(WHOLE, whole=False, peer="", reason="cancelled"))
     assert made.flows.all() == []
-    assert made.failures == {"failed": 1}
+    assert made.failures == {"no_prefiller": 1, "cancelled": 1}
 
 
 def test_percentiles_of_a_flow() -> None:
@@ -108,6 +109,27 @@ async def test_peers_are_labelled_by_what_the_node_was_told_or_by_their_bounded_
     text = node.metrics.text()
     assert 'pdd_peer_up{peer="d0"} 1.0' in text
     assert 'pdd_peer_up{peer="d1"} 0.0' in text  # it was there and is gone
+
+
+async def test_only_a_prefiller_that_is_linked_shows_load() -> None:
+    config, _ = load(env={"PDD_NODE__ROLE": "decode"}, assignments=["peers.static=127.0.0.1:1"], demo=True, search=False)
+    node: Any = Node(config, demo=True)
+    dialled = (peer("p0", "127.0.0.1:1", queued_tokens=7), peer("p1", "127.0.0.1:2", "down"))
+    node.decoder = types.SimpleNamespace(peer_status=lambda: dialled)
+    node.prefiller = types.SimpleNamespace(peer_status=lambda: (peer("d0", "127.0.0.1:3"),))
+    loads = {each.name: each.load for each in node._documents.peers().peers}
+    assert loads["p0"].queued_tokens == 7
+    assert loads["p1"] is loads["d0"] is None
+
+
+@pytest.mark.parametrize(("role", "expected"), [("decode", 5), ("both", 5), ("prefill", 70)])
+async def test_prompt_tokens_are_of_clients_except_on_a_prefiller(role: str, expected: int) -> None:
+    settings = {"decode": ["peers.static=127.0.0.1:1"], "prefill": ["peers.listen=127.0.0.1:1"], "both": []}[role]
+    config, _ = load(env={"PDD_NODE__ROLE": role}, assignments=settings, demo=True, search=False)
+    node: Any = Node(config, demo=True)
+    node.ledger.open("r", (1, 2, 3, 4, 5))
+    snapshot: Any = types.SimpleNamespace(totals=types.SimpleNamespace(prompt_tokens=70))
+    assert node._documents._prompt_tokens(snapshot) == expected
 
 
 async def test_transfers_in_flight_are_the_fabrics() -> None:
