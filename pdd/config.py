@@ -154,7 +154,7 @@ class Kv(Section):
         default=16,
         ge=1,
         le=1024,
-        description="Token slots of a page. Of two nodes that work together, one's must be a multiple of the other's.",
+        description="Token slots of a page. Two nodes that work together may differ; the smaller must divide the larger.",
     )
     num_pages: int = Field(default=0, ge=0, description="Pages of the pool. 0: as many as memory_fraction allows.")
     memory_fraction: float = Field(

@@ -80,6 +80,7 @@ def template() -> str:
     lines = [
         "# Settings of a pdd node. Every setting is here, commented out, with its default; pdd.toml(5) says more.",
         '# Durations are text with a unit ("500ms", "30s", "5m"), sizes too ("64KiB", "8MiB").',
+        "# A bare number is seconds, or bytes.",
         "# `pdd config check FILE` finds all mistakes at once; an unknown setting is one.",
         "# Stronger than this file: conf.d/*.toml beside it, then PDD_SECTION__KEY variables, then flags.",
     ]

@@ -62,7 +62,7 @@ class Refusal(PeerIncompatible):
     """PeerIncompatible with the fields that differ, for `peers compare`."""
 
     def __init__(self, message: str, diff: tuple[FieldDiff, ...]) -> None:
-        super().__init__(message, hint="make both nodes serve the same model with the same page size and dtype")
+        super().__init__(message, hint="both nodes must have the same model and dtype, and page sizes that divide one another")
         self.diff = diff
 
 

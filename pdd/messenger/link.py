@@ -178,7 +178,7 @@ class PeerLink:
                 tasks = [asyncio.create_task(self._guard(work)) for work in (self._receive(), self._beat())]
                 await self._ended.wait()
         except asyncio.CancelledError:
-            self.fence(PeerLost("this node closes the link"))
+            self.fence(PeerLost(wire.ORDERLY))
             raise
         except Exception as error:
             self._give_up(error)
@@ -282,7 +282,7 @@ class PeerLink:
                 self._admit(self)
         except TimeoutError:
             seconds = context.settings.connect_timeout
-            self.fence(PeerLost(f"the handshake with {self.label} did not end within {seconds:g} s"))
+            self.fence(PeerLost(f"the handshake did not end within {seconds:g} s"))
         except PddError as error:
             self.fence(error)
         else:

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import socket
 
-from pdd.errors import PeerLost
+from pdd.errors import PddError, PeerLost
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
 from pdd.messenger.peers import set_socket_options, wait_fenced, with_link
-from pdd.messenger.quiet import QuietLog
+from pdd.messenger.quiet import QuietLog, level_of_end
 from pdd.messenger.status import PeerStatus
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,15 @@ class PeerListener:
             del self._links[link]
             self._fencing.add(link)
             if link.error is not None:
-                self._quiet.log(logging.WARNING, f"the link of decoder {link.name} ({link.label}) ended: {link.error}")
+                self._tell_end(link, link.error)
+
+    def _tell_end(self, link: PeerLink, error: PddError) -> None:
+        if link.was_up:
+            self._quiet.log(level_of_end(error), f"the link of decoder {link.name} ({link.label}) ended: {error}")
+            return
+        who = link.label if link.hello is None else f"{link.name} ({link.label})"
+        host = link.label.rpartition(":")[0]  # whoever is refused calls again, from another port
+        self._quiet.log(logging.WARNING, f"the call from {who} ended: {error}", key=f"{host} {error}")
 
     def _admit(self, link: PeerLink) -> None:
         for other in list(self._links):

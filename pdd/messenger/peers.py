@@ -21,7 +21,7 @@ from pdd.errors import PddError, PeerError, PeerIncompatible, PeerLost
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.handshake import FieldDiff, Refusal
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
-from pdd.messenger.quiet import QuietLog
+from pdd.messenger.quiet import QuietLog, level_of_end
 from pdd.messenger.status import PeerStatus
 from pdd.units import counted
 
@@ -264,7 +264,7 @@ class PeerTable:
         peer.last_error = str(error)
         peer.incompatible = isinstance(error, PeerError) and not error.retryable
         peer.diff = error.diff if isinstance(error, Refusal) else ()
-        peer.quiet.log(logging.WARNING, f"prefiller {peer.address} is {peer.state}: {error}")
+        peer.quiet.log(level_of_end(error), f"prefiller {peer.address} is {peer.state}: {error}")
 
     def _status(self, peer: Peer, outstanding: Callable[[PeerLink], tuple[int, int]]) -> PeerStatus:
         now = self._context.clock()

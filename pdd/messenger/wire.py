@@ -135,8 +135,11 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     echo_age_us: Count = 0  # how long ago that was; the round trip is what remains
 
 
+ORDERLY = "the node closes its links"  # the reason of a goodbye when nothing is wrong
+
+
 class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", forbid_unknown_fields=True):
-    """The sender closes the link on purpose and says why (drain, incompatible, protocol error)."""
+    """The sender closes the link on purpose and says why (ORDERLY, incompatible, protocol error)."""
 
     reason: LongText
 

@@ -92,6 +92,12 @@ def test_every_exit_code_is_in_pdd_1() -> None:
     assert {int(code) for code in re.findall(r"^\.It (\d+)$", text, re.M)} == codes | {130}
 
 
+def test_every_error_code_is_in_pdd_1() -> None:
+    text = (MAN / "pdd.1").read_text().split(".Sh DIAGNOSTICS")[1]
+    source = "".join(path.read_text() for path in (ROOT / "pdd").rglob("*.py"))
+    assert re.findall(r"^\.It (E\d+)$", text, re.M) == sorted(set(re.findall(r'"(E\d{3})"', source)))
+
+
 # -- pdd.toml(5) and etc/pdd.toml --------------------------------------------------------------------------------------
 def test_pdd_toml_5_has_every_setting_and_no_other() -> None:
     page = re.findall(r"^\.It Cm ([a-z_]+\.[a-z_]+)$", (MAN / "pdd.toml.5").read_text(), re.M)

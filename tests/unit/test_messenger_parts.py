@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdd.engine.request import KvSource
-from pdd.errors import PeerProtocol
+from pdd.errors import PeerLost, PeerProtocol
 from pdd.messenger import wire
 from pdd.messenger.frames import FrameBuffer
 from pdd.messenger.peers import Backoff
-from pdd.messenger.quiet import QuietLog
+from pdd.messenger.quiet import QuietLog, level_of_end
 from pdd.messenger.requests import MOST_ANSWERED, MOST_TOMBSTONES, TOMBSTONE_SECONDS, Answered, Tombstones
 from pdd.messenger.retries import Retries
 from pdd.messenger.router import route
@@ -152,6 +152,22 @@ def test_quiet_log_names_the_cause_and_then_keeps_quiet(caplog: pytest.LogCaptur
         now = 1000 + tenth / 10
         quiet.log(logging.WARNING, f"cause {tenth}")
     assert len(caplog.records) == 10
+
+
+def test_quiet_log_takes_lines_of_one_key_for_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    """Two decoders that are refused call every two seconds, each time from another port."""
+    now = 0.0
+    quiet = QuietLog(logging.getLogger("test"), lambda: now)
+    for second in range(120):
+        now = float(second)
+        host = f"10.0.0.{second % 2}"
+        quiet.log(logging.WARNING, f"a call from {host}:{40000 + second}", key=host)
+    assert len(caplog.records) == 4
+
+
+def test_a_goodbye_in_good_order_is_no_warning() -> None:
+    assert level_of_end(PeerLost(f"p0 said goodbye: {wire.ORDERLY}")) == logging.INFO
+    assert level_of_end(PeerLost("p0 said goodbye: d0 has been silent for 5 s")) == logging.WARNING
 
 
 def test_backoff_doubles_up_to_its_bound() -> None:
