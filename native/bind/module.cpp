@@ -153,6 +153,10 @@ nb::dict stats_dict(const Engine& engine) {
     put("regions", stats.regions);
     put("armed_plans", stats.armed_plans);
     out["keys"] = engine.keys_in_use();
+    nb::list per_nic;
+    for (size_t nic = 0; nic < engine.caps().size(); ++nic)
+        per_nic.append(stats.nic_writes[nic].load(std::memory_order_relaxed));
+    out["nic_writes"] = per_nic;
     return out;
 }
 

@@ -7,6 +7,8 @@
 
 namespace pdd {
 
+inline constexpr size_t kMaxNics = 32;  // of one Fabric, and of one descriptor
+
 struct ProviderCaps {
     std::string provider;  // as this library calls it
     std::string kind;      // as an operator calls it: efa, verbs, tcp, shm

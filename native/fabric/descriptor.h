@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "fabric/caps.h"
 #include "util/result.h"
 
 namespace pdd {
@@ -33,7 +34,6 @@ struct RemoteRegion {
 
 struct Descriptor {
     static constexpr uint16_t kVersion = 1;
-    static constexpr size_t kMaxNics = 32;
     static constexpr size_t kMaxRegions = 4096;
     static constexpr size_t kMaxAddress = 512;
     static constexpr size_t kMaxWire = 64;

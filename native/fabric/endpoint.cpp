@@ -17,8 +17,9 @@ constexpr uint32_t kPollBatch = 64;
 
 }  // namespace
 
-Result<std::unique_ptr<Endpoint>> Endpoint::open(uint32_t id, const Domains& domains, const RegionTable& regions) {
-    std::unique_ptr<Endpoint> endpoint(new Endpoint(id, domains, regions));
+Result<std::unique_ptr<Endpoint>> Endpoint::open(uint32_t id, const Domains& domains, const RegionTable& regions,
+                                                 Stats& stats) {
+    std::unique_ptr<Endpoint> endpoint(new Endpoint(id, domains, regions, stats));
     for (const auto& domain : domains) {
         auto rail = domain->open_rail();
         if (!rail) return rail.error();
@@ -166,6 +167,7 @@ PostResult Endpoint::post(const WritePlan& plan, const WriteBatch& batch, uint32
     const auto rc = ::fi_writemsg(rail.ep.get(), &message, FI_REMOTE_CQ_DATA | FI_COMPLETION);
     if (rc == -FI_EAGAIN) return {PostOutcome::Again};
     if (rc != 0) return {PostOutcome::Refused, static_cast<int>(-rc)};
+    stat_add(stats_.nic_writes[nic]);
     next_rail_ = (nic + 1) % rails_.size();
     return {PostOutcome::Posted};
 }

@@ -20,7 +20,8 @@ namespace pdd {
 
 class Endpoint final : public WritePort {
   public:
-    static Result<std::unique_ptr<Endpoint>> open(uint32_t id, const Domains& domains, const RegionTable& regions);
+    static Result<std::unique_ptr<Endpoint>> open(uint32_t id, const Domains& domains, const RegionTable& regions,
+                                                  Stats& stats);
 
     // What a peer needs to write into `regions` here.
     Result<std::string> describe(std::span<const uint32_t> regions);
@@ -53,8 +54,8 @@ class Endpoint final : public WritePort {
     std::span<Rail> rails() { return rails_; }
 
   private:
-    Endpoint(uint32_t id, const Domains& domains, const RegionTable& regions)
-        : id_(id), domains_(domains), regions_(regions) {}
+    Endpoint(uint32_t id, const Domains& domains, const RegionTable& regions, Stats& stats)
+        : id_(id), domains_(domains), regions_(regions), stats_(stats) {}
     Status check_remote(const Descriptor& remote) const;
     uint32_t poll_rail(size_t nic, Sink& sink, uint32_t budget);
     void read_errors(size_t nic, Sink& sink);
@@ -62,6 +63,7 @@ class Endpoint final : public WritePort {
     uint32_t id_;
     const Domains& domains_;
     const RegionTable& regions_;
+    Stats& stats_;
     std::unordered_map<uint32_t, std::vector<Fid<fid_mr>>> exposed_;  // closed after the rails
     std::vector<Rail> rails_;                                         // one per NIC, in the order of domains_
     std::vector<bool> broken_;                                        // rails whose queue must not be read any more

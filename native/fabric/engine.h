@@ -20,7 +20,7 @@
 #include "fabric/command_queue.h"
 #include "fabric/events.h"
 #include "fabric/imm_table.h"
-#include "fabric/loader.h"
+#include "fabric/library_choice.h"
 #include "fabric/stats.h"
 #include "fabric/worker.h"
 #include "watch/layer_watcher.h"

@@ -9,7 +9,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "util/result.h"
 
@@ -45,26 +44,5 @@ class Library {
     void* handle_ = nullptr;
     mutable bool keep_ = false;
 };
-
-struct SearchDir {
-    std::string path;
-    std::string source;
-};
-
-struct LibraryCandidate {
-    std::string path;
-    std::string version;  // empty when it could not be loaded
-    std::string source;
-    std::string why_not;  // empty for the chosen one
-};
-
-struct LibraryChoice {
-    std::shared_ptr<const Library> library;
-    std::vector<LibraryCandidate> candidates;
-};
-
-// A configured path (file or directory) is used or refused, never replaced. Without one the newest wins: the EFA
-// installer's, the system's, those in `extra`; the earlier of equals.
-Result<LibraryChoice> choose_library(const std::string& configured, const std::vector<SearchDir>& extra);
 
 }  // namespace pdd

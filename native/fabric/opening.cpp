@@ -10,6 +10,7 @@ namespace {
 
 Result<Domains> open_all(const std::shared_ptr<const Library>& library, const std::string& provider,
                          const std::vector<std::string>& bind) {
+    if (bind.size() > kMaxNics) return Error{"bind: at most " + std::to_string(kMaxNics) + " NICs", FI_EINVAL};
     Domains domains;
     for (const auto& one : bind.empty() ? std::vector<std::string>{""} : bind) {
         auto offers = find_nics(library, provider, one);

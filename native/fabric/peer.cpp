@@ -31,9 +31,7 @@ void Peer::on_immediate(uint32_t imm) {
 
 void Peer::on_error(const std::string& message) {
     stat_add(shared_.stats.errors);
-    if (error_told_) return;  // a broken connection may yield one per half received write
-    error_told_ = true;
-    shared_.events.push({.kind = EventKind::EndpointFailed, .id = id_, .text = endpoint_->name() + ": " + message});
+    sender_.fail(endpoint_->name() + ": " + message);  // told once: a broken connection yields an error per half write
 }
 
 void Peer::close() {

@@ -39,7 +39,6 @@ class Peer final : public Endpoint::Sink {
     Sender sender_;
     SenderContext shared_;
     ImmTable& imms_;
-    bool error_told_ = false;
 };
 
 // The event that an arrival, or arming, calls for; EventKind is meaningless when nothing is to be told.

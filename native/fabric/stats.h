@@ -1,8 +1,11 @@
 // Stats: what a Fabric counts. Written by its threads with relaxed order, read by anyone.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
+
+#include "fabric/caps.h"
 
 namespace pdd {
 
@@ -27,6 +30,7 @@ struct Stats {
     StatCell merged{0};          // plan entries that needed no write of their own
     StatCell again{0};           // posts that the provider asked to repeat
     StatCell wakeups{0};         // of the worker from blocking
+    std::array<StatCell, kMaxNics> nic_writes{};  // posted, per NIC
     // now
     StatCell active_transfers{0};
     StatCell inflight_writes{0};

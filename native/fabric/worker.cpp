@@ -108,7 +108,7 @@ Sender* Worker::sender_of(uint64_t transfer, Transfer*& found) {
 
 // -- synchronous ------------------------------------------------------------------------------------------------------
 Status Worker::open_endpoint(uint32_t id) {
-    auto endpoint = Endpoint::open(id, domains_, regions_);
+    auto endpoint = Endpoint::open(id, domains_, regions_, stats_);
     if (!endpoint) return endpoint.error();
     sleeper_.add(**endpoint);
     peers_.emplace(id,

@@ -32,7 +32,7 @@ from pdd.control import paths
 from pdd.control.schema import RateWindows
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
-from pdd.daemon import line_rate, request_rows
+from pdd.daemon import line_rate
 from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.documents import Documents
 from pdd.daemon.drain import Drain
@@ -317,10 +317,10 @@ class Node:
         """Ends one request, or the prefills that a decoder knows by that id. False: there is none."""
         if self._service.cancel(request_id, error):
             return True
-        snapshot = self.view.snapshot
-        if snapshot is None or self.engine is None:
+        if self.engine is None:
             return False
-        found = [row.request_id for row in snapshot.requests if request_id == request_rows.shown_id(row)]
+        found = [job.request_id for job in self.view.jobs() if job.client_id == request_id]
+        found += [row.request_id for row in self.engine.snapshot.requests if row.request_id == request_id]
         for engine_id in found:
             self.engine.abort(engine_id)
         return bool(found)

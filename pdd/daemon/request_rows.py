@@ -43,11 +43,6 @@ def in_flight(attempts: Sequence[AttemptStatus], jobs: Sequence[JobStatus]) -> I
         yield InFlight(job.peer, OUT)
 
 
-def shown_id(row: RequestRow) -> str:
-    """The id that people know: of a prefill that of its decoder, which the engine knows as pf<serial>-<that id>."""
-    return row.request_id.partition("-")[2] if row.kind == "prefill" else row.request_id
-
-
 def live(
     rows: Sequence[RequestRow], entries: Mapping[str, Entry], attempts: Sequence[AttemptStatus],
     jobs: Sequence[JobStatus], context: Context,
@@ -105,7 +100,7 @@ def _new(entry: Entry, context: Context) -> schema.Request:
 def _prefill(row: RequestRow, job: JobStatus | None, context: Context) -> schema.Request:
     request = _plain(row, context)
     return schema.Request(
-        id=shown_id(row), kind=row.kind, state=row.state, age_seconds=request.age_seconds,
+        id=job.client_id if job else row.request_id, kind=row.kind, state=row.state, age_seconds=request.age_seconds,
         state_age_seconds=request.state_age_seconds, prompt_tokens=row.prompt_tokens, pages=request.pages,
         peer=job.peer if job else None, attempt=job.attempt if job else None, why=(job.why or None) if job else None,
     )  # fmt: skip

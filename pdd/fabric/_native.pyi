@@ -195,7 +195,8 @@ class Fabric:
 
     # diagnosis
     def stats(self) -> dict[str, Any]:
-        """Monotonic: writes, bytes, units, units_received, completions, errors, stale_units, merged, again, wakeups;
+        """Monotonic: writes, bytes, units, units_received, completions, errors, stale_units, merged, again, wakeups,
+        nic_writes (a list, one per NIC);
         now: active_transfers, inflight_writes, inflight_bytes, armed_plans, keys, endpoints, regions."""
 
     def inject_fault(self, kind: str, after: int, count: int = 1) -> None:

@@ -197,6 +197,8 @@ def test_two_nics_stripe_and_a_node_with_one_understands_them(stack: Stack, node
         two.send("whole", key, dst)
         writer.push(ours, key, list(range(count)), dst)
         assert two.receive() == writer.digests(list(range(count)))
+        shares = writer.fabric.stats()["nic_writes"]
+        assert max(shares) - min(shares) <= 1
         back = writer.fabric.imm_allocate(ours)
         writer.fabric.imm_arm(back, count)
         ours2, theirs2 = link(two, writer)

@@ -72,7 +72,7 @@ void mutations_never_crash() {
         }
         ++parsed_count;
         CHECK(parsed->encode() == text);
-        CHECK(!parsed->nics.empty() && parsed->nics.size() <= Descriptor::kMaxNics);
+        CHECK(!parsed->nics.empty() && parsed->nics.size() <= kMaxNics);
         for (const auto& region : parsed->regions) CHECK(region.keys.size() == parsed->nics.size());
     }
     CHECK(parsed_count > 1000);  // the mutations do reach the inner parts

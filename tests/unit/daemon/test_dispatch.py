@@ -13,6 +13,7 @@ from pdd.config_load import load
 from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.node import Node
 from pdd.engine.request import EngineEvent, Finished, FinishReason, KvOutcome, KvReserved, TokenOutput, Tokens
+from pdd.errors import RequestCancelled
 
 EVENTS = [
     Tokens("a", (TokenOutput(1),)),
@@ -96,6 +97,18 @@ async def test_pages_of_a_failed_reservation_go_back_unless_a_write_may_land(ask
         [(attempt, outcome, error)] = engine.settled
         assert (attempt, outcome) == (7, KvOutcome.RELEASED)
         assert "boom" in str(error)
+
+
+@pytest.mark.parametrize("request_id", ["abc", "pf3-abc"])
+async def test_a_prefill_is_cancelled_by_its_decoders_id_and_by_its_own(request_id: str) -> None:
+    node: Any = node_of()
+    job = types.SimpleNamespace(request_id="pf3-abc", client_id="abc")
+    node.engine = FakeEngine()
+    node.engine.snapshot = types.SimpleNamespace(requests=(types.SimpleNamespace(request_id="pf3-abc"),))
+    node.prefiller = types.SimpleNamespace(jobs=lambda: (job,))
+    assert node.cancel(request_id, RequestCancelled("x"))
+    assert set(node.engine.aborted) == {"pf3-abc"}
+    assert not node.cancel("other", RequestCancelled("x"))
 
 
 # -- close -------------------------------------------------------------------------------------------------------------

@@ -93,9 +93,10 @@ def test_one_that_the_snapshot_does_not_have_yet_waits() -> None:
 def test_a_prefill_is_shown_by_its_decoders_id_and_name() -> None:
     row = RequestRow("pf3-abc-0", "prefill", "running", 90.0, 91.0, prompt_tokens=99, computed_tokens=32, pages=7)
     job = JobStatus(
-        request_id="pf3-abc-0", peer="d1", attempt=9, state="pushing", age_seconds=1.0, num_tokens=99,
+        request_id="pf3-abc-0", client_id="abc-0", peer="d1", attempt=9, state="pushing", age_seconds=1.0, num_tokens=99,
         computed_tokens=48, why="",
     )  # fmt: skip
     [request] = request_rows.live([row], {}, (), (job,), CONTEXT)
     assert (request.id, request.peer, request.attempt, request.kind) == ("abc-0", "d1", 9, "prefill")
-    assert request_rows.shown_id(dataclasses.replace(ROW, request_id="abc-0")) == "abc-0"  # a client's own id is as it is
+    [request] = request_rows.live([row], {}, (), (), CONTEXT)  # its job is over, its pages are about to be
+    assert (request.id, request.peer) == ("pf3-abc-0", None)
