@@ -17,7 +17,7 @@ _TOTALS = ("_total", "_bucket", "_sum", "_count")
 class Scrapes:
     """Use: `with Scrapes(nodes) as seen: …`, then `seen.assert_clean()`. A node that is down is not looked at."""
 
-    def __init__(self, nodes: Sequence[Node], period: float = 0.1) -> None:
+    def __init__(self, nodes: Sequence[Node], period: float = 0.02) -> None:
         self.num_looks = 0
         self.mistakes: list[str] = []
         self._nodes = nodes
@@ -36,7 +36,7 @@ class Scrapes:
 
     def assert_clean(self) -> None:
         assert not self.mistakes, self.mistakes[:5]
-        assert self.num_looks > 10, "hardly any look: the test proves nothing"
+        assert self.num_looks >= 2 * len(self._nodes), "hardly any look: the test proves nothing"
 
     def _run(self) -> None:
         while not self._stop.wait(self._period):
