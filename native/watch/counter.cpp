@@ -1,14 +1,26 @@
 #include "watch/counter.h"
 
+#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <string>
 
 namespace pdd {
+namespace {
+
+// A futex is 32 bits: the half of the value that moves.
+uint32_t* low_half(uint64_t* line) {
+    return reinterpret_cast<uint32_t*>(line) + (std::endian::native == std::endian::little ? 0 : 1);
+}
+
+}  // namespace
 
 Result<std::shared_ptr<Counter>> Counter::map(int fd, uint64_t offset) {
     const std::string what = "mapping a counter at offset " + std::to_string(offset) + " of fd " + std::to_string(fd);
@@ -33,6 +45,21 @@ Result<std::pair<std::shared_ptr<Counter>, UniqueFd>> Counter::create() {
     auto counter = map(fd.get(), 0);
     if (!counter) return counter.error();
     return std::pair(std::move(*counter), std::move(fd));
+}
+
+void Counter::wait(uint64_t seen, std::chrono::microseconds timeout) const {
+    word(kSleepers).fetch_add(1, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (value() == seen) {
+        const timespec limit{.tv_sec = timeout.count() / 1000000, .tv_nsec = timeout.count() % 1000000 * 1000};
+        // Shared, not private: the bump comes from another process. Any reason to return is as good as another.
+        ::syscall(SYS_futex, low_half(line_), FUTEX_WAIT, static_cast<uint32_t>(seen), &limit, nullptr, 0);
+    }
+    word(kSleepers).fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Counter::wake() const {
+    ::syscall(SYS_futex, low_half(line_), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 Counter::~Counter() {

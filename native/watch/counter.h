@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -28,12 +29,30 @@ class Counter {
     ~Counter();
 
     // Release: what the caller wrote before is visible to whoever reads the new value. Returns the new value.
-    uint64_t bump() { return cell().fetch_add(1, std::memory_order_release) + 1; }
+    uint64_t bump() {
+        const uint64_t value = cell().fetch_add(1, std::memory_order_release) + 1;
+        if (!wakes()) word(kWakes).store(1, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the one in wait()
+        if (word(kSleepers).load(std::memory_order_relaxed) != 0) wake();
+        return value;
+    }
     uint64_t value() const { return cell().load(std::memory_order_acquire); }
+
+    // Whether bumps wake a sleeper: true once a process has bumped, never for a GPU, which can only store.
+    bool wakes() const { return word(kWakes).load(std::memory_order_relaxed) != 0; }
+    // Sleeps until the value is not `seen` any more, or for `timeout`.
+    void wait(uint64_t seen, std::chrono::microseconds timeout) const;
 
   private:
     Counter(void* mapping, size_t length, uint64_t* line) : mapping_(mapping), length_(length), line_(line) {}
+    // The line: u64 value, u32 sleepers, u32 "somebody bumps with a wake".
+    static constexpr size_t kSleepers = 2;
+    static constexpr size_t kWakes = 3;
     std::atomic_ref<uint64_t> cell() const { return std::atomic_ref<uint64_t>(*line_); }
+    std::atomic_ref<uint32_t> word(size_t index) const {
+        return std::atomic_ref<uint32_t>(reinterpret_cast<uint32_t*>(line_)[index]);
+    }
+    void wake() const;
 
     void* mapping_;
     size_t length_;

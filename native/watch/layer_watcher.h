@@ -1,8 +1,9 @@
 // LayerWatcher: a thread that reads layer counters and says which layers became ready.
 //
 // An alarm fires value by value: [from, to) when the counter reads at least first_value + to - 1. A counter that jumped
-// by k fires k layers at once. The thread polls only while alarms are set: a brief spin, yields, then short sleeps that
-// grow to 200 us; with none set it blocks. It never calls out with its lock held.
+// by k fires k layers at once. The thread looks only while alarms are set: a brief spin, yields, then it sleeps until
+// the rank's next bump wakes it, or, where the counter cannot wake (a GPU writes it), for naps that grow to 200 us. With
+// no alarm set it blocks. It never calls out with its lock held.
 //
 // It does not know what an alarm is for: the worker keeps plans and transfers.
 #pragma once
@@ -47,9 +48,10 @@ class LayerWatcher {
     void run();
     bool take_inbox(std::vector<Live>& live);
     bool step(std::vector<Live>& live);
-    void idle(uint32_t turns);
+    void idle(uint32_t turns, const std::vector<Live>& live);
 
     Fire fire_;
+    uint64_t seen_ = 0;  // the value that the last step() began with; the watcher's thread only
     std::mutex mutex_;
     std::condition_variable changed_;
     std::vector<Alarm> to_set_;       // guarded by mutex_

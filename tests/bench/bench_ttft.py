@@ -10,11 +10,27 @@ import pathlib
 import sys
 import tempfile
 import time
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
+from pdd.errors import RefusedInState
 from tests.bench.common import arguments, median, model_name, prompt_of, report, stream
 from tests.cluster import Node
+
+
+def finished(node: Node, request_id: str) -> dict[str, Any]:
+    """A node's record of a request; the node may still be tidying up when the client has its answer."""
+    for _ in range(100):
+        record: dict[str, Any]
+        try:
+            record = node.control(f"/v1/requests/{request_id}")
+        except RefusedInState:
+            record = {}
+        if record.get("exposed_seconds") is not None:
+            return record
+        time.sleep(0.02)
+    raise RuntimeError(f"{node.name} has no record of {request_id}: {node.log[-2000:]}")
 
 
 def main() -> int:
@@ -47,7 +63,7 @@ def main() -> int:
                     time.sleep(pause)
                     answer = stream(d0, model, prompt_of(length, 200 + i), 1)
                     pair.append(answer.ttft)
-                    record = p0.control(f"/v1/requests/{answer.request_id.split('-', 1)[1]}")
+                    record = finished(p0, answer.request_id.split("-", 1)[1])
                     exposed.append(record["exposed_seconds"])
                     hidden.append(record["hidden_ratio"])
                 extra = median(pair) - median(alone)
