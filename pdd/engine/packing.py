@@ -1,8 +1,10 @@
 """How the tokens of a step are shared among the requests that still have a prompt to compute. Pure.
 
-Shortest remaining first, so that a short prompt passes between two chunks of a long one. A request that got nothing for
-OVERDUE_S takes half of the step first, the one served longest ago before the others, so that a stream of short prompts
-never starves a long one, and overdue long ones never shut out a short one.
+Shortest remaining first, so that a short prompt passes between two chunks of a long one. A step that finishes prompts
+carries at most as many tokens of others as it finishes: filled up with a long prompt's chunk, it would keep the short one
+waiting for that chunk too. A request that was in no step for OVERDUE_S takes half of the step first, the one served
+longest ago before the others, so that a stream of short prompts never starves a long one, and overdue long ones never
+shut out a short one.
 """
 
 from __future__ import annotations
@@ -26,13 +28,21 @@ def share_budget(records: Sequence[Record], budget: int, now: float) -> list[tup
         first = min(overdue, key=_longest_ago_first)
         shares[first.seq] = min(first.remaining, -(-budget // 2))
         left -= shares[first.seq]
+    finished = 0
     for record in order:
-        if not left:
-            break
-        share = min(record.remaining - shares.get(record.seq, 0), left)
+        share = record.remaining - shares.get(record.seq, 0)
+        if share <= left:
+            finished += record.remaining
+        elif finished:
+            share = min(left, finished)
+            left = share  # and nothing for those behind it
+        else:
+            share = left
         if share:
             shares[record.seq] = shares.get(record.seq, 0) + share
             left -= share
+        if not left:
+            break
     return [(record, shares[record.seq]) for record in order if record.seq in shares]
 
 

@@ -70,7 +70,7 @@ class Record:
     row_known: bool = False  # the ranks have seen this row id
     admissions: int = 0
     blocked_since: float | None = None  # since when too few pages were free for it
-    served_at: float = 0.0  # when it last got a chunk
+    served_at: float = 0.0  # when it was last in a step: begun, then ended
 
     @classmethod
     def of(cls, spec: GenerateSpec | PrefillSpec, seq: int, now: float, recorder: Recorder = record_nothing) -> Record:

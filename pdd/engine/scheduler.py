@@ -231,6 +231,7 @@ class Scheduler:
             if record is None:  # ended since the plan was made
                 continue
             record.computed = row.start + len(row.tokens)
+            record.served_at = now
             if record.sink is not None:
                 if not record.remaining:
                     effects += self._end(record, FinishReason.STOP, None, now)

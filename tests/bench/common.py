@@ -63,6 +63,8 @@ def stream(node: Node, model: str, prompt: Sequence[int], max_tokens: int, timeo
         if raw.startswith(b"data: {"):
             now = time.monotonic()
             event = json.loads(raw[6:])
+            if "error" in event:  # the benchmark ended it
+                break
             result.request_id = event["id"]
             if event["choices"] and event["choices"][0]["logprobs"]:
                 result.arrivals += [now] * len(event["choices"][0]["logprobs"]["tokens"])
