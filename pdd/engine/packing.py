@@ -2,7 +2,7 @@
 
 Shortest remaining first, so that a short prompt passes between two chunks of a long one. A step that finishes prompts
 carries at most as many tokens of others as it finishes: filled up with a long prompt's chunk, it would keep the short one
-waiting for that chunk too. A request that was in no step for OVERDUE_S takes half of the step first, the one served
+waiting for that chunk too. A request that was in none of OVERDUE_STEPS steps takes half of the next, the one served
 longest ago before the others, so that a stream of short prompts never starves a long one, and overdue long ones never
 shut out a short one.
 """
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 
 from pdd.engine.record import Record
 
-OVERDUE_S = 0.5
+OVERDUE_STEPS = 4  # counted in steps, not seconds: a step takes milliseconds on a GPU and a second on a small CPU
 
 
-def share_budget(records: Sequence[Record], budget: int, now: float) -> list[tuple[Record, int]]:
-    """(request, tokens) for this step, tokens >= 1, at most `budget` in all and each at most what remains."""
+def share_budget(records: Sequence[Record], budget: int, step: int) -> list[tuple[Record, int]]:
+    """(request, tokens) for step number `step`, tokens >= 1, at most `budget` in all and each at most what remains."""
     if budget < 1 or not records:
         return []
     shares: dict[int, int] = {}
     order = sorted(records, key=_shortest_first)
-    overdue = [record for record in order[1:] if now - record.served_at >= OVERDUE_S]
+    overdue = [record for record in order[1:] if step - record.served_step > OVERDUE_STEPS]
     left = budget
     if overdue:
         first = min(overdue, key=_longest_ago_first)
@@ -50,5 +50,5 @@ def _shortest_first(record: Record) -> tuple[int, int]:
     return record.remaining, record.seq
 
 
-def _longest_ago_first(record: Record) -> tuple[float, int]:
-    return record.served_at, record.seq
+def _longest_ago_first(record: Record) -> tuple[int, int]:
+    return record.served_step, record.seq

@@ -204,7 +204,7 @@ class Scheduler:
         if not preempted:  # else a victim could come back at once, into the pages that it has just given up
             self._waiting.admit(lambda record: self._try_admit(record, effects, now), now)
         prompts = [r for r in self._active if r.state is RequestState.RUNNING and r.hold not in rows]
-        for record, share in share_budget(prompts, self.limits.max_batch_tokens - len(rows), now):
+        for record, share in share_budget(prompts, self.limits.max_batch_tokens - len(rows), self._next_step):
             rows[record.hold] = (record, share)
         plan = self._plan(rows.values(), now) if rows else None
         if plan is not None:
@@ -231,7 +231,6 @@ class Scheduler:
             if record is None:  # ended since the plan was made
                 continue
             record.computed = row.start + len(row.tokens)
-            record.served_at = now
             if record.sink is not None:
                 if not record.remaining:
                     effects += self._end(record, FinishReason.STOP, None, now)
@@ -314,7 +313,7 @@ class Scheduler:
         hold = self._new_id()
         pages = self.pool.reserve(hold, num_pages, PageState.RESERVED if remote else PageState.RUNNING)
         assert pages is not None
-        record.admit(hold, now)
+        record.admit(hold, self._next_step)
         if remote:
             record.move(RequestState.WAITING_FOR_REMOTE_KV, now, f"attempt {hold}")
             self._fetching[hold] = record
@@ -345,7 +344,7 @@ class Scheduler:
                 record.row_known = True
             new_pages = self.pool.pages_from(record.hold, record.pages_told)
             record.pages_told += len(new_pages)
-            record.served_at = now
+            record.served_step = self._next_step
             end = record.computed + count
             rows.append(Row(
                 row_id=record.hold, tokens=tuple(record.tokens[record.computed : end]), start=record.computed,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pdd.engine.packing import OVERDUE_S, share_budget
+from pdd.engine.packing import OVERDUE_STEPS, share_budget
 from pdd.engine.record import Record
 from pdd.engine.request import GenerateSpec, SamplingParams
 
 
-def waiting(seq: int, tokens: int, served_at: float = 0.0) -> Record:
+def waiting(seq: int, tokens: int, served_step: int = 0) -> Record:
     record = Record.of(GenerateSpec(f"r{seq}", tuple(range(tokens)), SamplingParams()), seq, 0.0)
-    record.served_at = served_at
+    record.served_step = served_step
     return record
 
 
-def shares(records: list[Record], budget: int, now: float = 0.0) -> dict[str, int]:
-    return {record.request_id: count for record, count in share_budget(records, budget, now)}
+def shares(records: list[Record], budget: int, step: int = 1) -> dict[str, int]:
+    return {record.request_id: count for record, count in share_budget(records, budget, step)}
 
 
 def test_a_step_that_finishes_a_prompt_carries_no_more_of_others_than_it_finishes() -> None:
@@ -32,5 +32,5 @@ def test_prompts_that_all_fit_go_together() -> None:
 
 
 def test_a_prompt_that_was_in_no_step_for_long_takes_half() -> None:
-    late = OVERDUE_S + 0.1
-    assert shares([waiting(0, 1000), waiting(1, 64, served_at=late)], 512, now=late) == {"r1": 64, "r0": 256 + 64}
+    late = OVERDUE_STEPS + 1
+    assert shares([waiting(0, 1000), waiting(1, 64, served_step=late)], 512, step=late) == {"r1": 64, "r0": 256 + 64}
