@@ -48,9 +48,8 @@ Result<std::pair<std::shared_ptr<Counter>, UniqueFd>> Counter::create() {
 }
 
 void Counter::wait(uint64_t seen, std::chrono::microseconds timeout) const {
-    word(kSleepers).fetch_add(1, std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (value() == seen) {
+    word(kSleepers).fetch_add(1, std::memory_order_seq_cst);
+    if (cell().load(std::memory_order_seq_cst) == seen) {
         const timespec limit{.tv_sec = timeout.count() / 1000000, .tv_nsec = timeout.count() % 1000000 * 1000};
         // Shared, not private: the bump comes from another process. Any reason to return is as good as another.
         ::syscall(SYS_futex, low_half(line_), FUTEX_WAIT, static_cast<uint32_t>(seen), &limit, nullptr, 0);

@@ -30,10 +30,11 @@ class Counter {
 
     // Release: what the caller wrote before is visible to whoever reads the new value. Returns the new value.
     uint64_t bump() {
-        const uint64_t value = cell().fetch_add(1, std::memory_order_release) + 1;
+        // Sequentially consistent, as the two accesses in wait(): either this sees the sleeper, or the sleeper the
+        // value.
+        const uint64_t value = cell().fetch_add(1, std::memory_order_seq_cst) + 1;
         if (!wakes()) word(kWakes).store(1, std::memory_order_relaxed);
-        std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with the one in wait()
-        if (word(kSleepers).load(std::memory_order_relaxed) != 0) wake();
+        if (word(kSleepers).load(std::memory_order_seq_cst) != 0) wake();
         return value;
     }
     uint64_t value() const { return cell().load(std::memory_order_acquire); }

@@ -13,7 +13,7 @@ constexpr uint32_t kYields = 50;
 constexpr uint32_t kShortSleep = 20;  // us
 // Polling at 200 us cost a rank on the same core 13 % of its prefill (tests/bench/bench_ttft.py, one core a node).
 constexpr std::chrono::milliseconds kPatience{5};  // new alarms and clears wait no longer than this
-constexpr uint32_t kLongSleep = 200;  // us: small against the compute time of a layer (2 to 35 ms on GPUs)
+constexpr uint32_t kLongSleep = 200;               // us: small against the compute time of a layer (2 to 35 ms on GPUs)
 
 }  // namespace
 
@@ -104,9 +104,8 @@ void LayerWatcher::idle(uint32_t turns, const std::vector<Live>& live) {
         cpu_pause();
     } else if (turns < kSpins + kYields) {
         std::this_thread::yield();
-    } else if (counter->wakes() && std::all_of(live.begin(), live.end(), [&](const Live& one) {
-                   return one.alarm.counter == counter;
-               })) {
+    } else if (counter->wakes() &&
+               std::all_of(live.begin(), live.end(), [&](const Live& one) { return one.alarm.counter == counter; })) {
         counter->wait(seen_, kPatience);
     } else {
         const uint32_t nap = std::min(kShortSleep + (turns - kSpins - kYields), kLongSleep);

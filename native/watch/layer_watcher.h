@@ -2,8 +2,8 @@
 //
 // An alarm fires value by value: [from, to) when the counter reads at least first_value + to - 1. A counter that jumped
 // by k fires k layers at once. The thread looks only while alarms are set: a brief spin, yields, then it sleeps until
-// the rank's next bump wakes it, or, where the counter cannot wake (a GPU writes it), for naps that grow to 200 us. With
-// no alarm set it blocks. It never calls out with its lock held.
+// the rank's next bump wakes it, or, where the counter cannot wake (a GPU writes it), for naps that grow to 200 us.
+// With no alarm set it blocks. It never calls out with its lock held.
 //
 // It does not know what an alarm is for: the worker keeps plans and transfers.
 #pragma once

@@ -63,6 +63,24 @@ void fires_each_value_once_in_order() {
     CHECK(heard.upto[1] == 2 && heard.upto[2] == 1000 && heard.upto[3] == 10);
 }
 
+// A sleeper that no bump wakes would sleep its patience of a minute out, and the test would end by ctest's time limit.
+void a_bump_wakes_a_sleeper_of_another_mapping() {
+    auto made = Counter::create();
+    CHECK(made);
+    auto other = Counter::map(made->second.get(), 0);
+    CHECK(other && !(*other)->wakes());
+    made->first->bump();
+    CHECK((*other)->wakes());
+    for (uint64_t round = 1; round <= 2000; ++round) {
+        std::thread sleeper([&] {
+            while ((*other)->value() == round) (*other)->wait(round, std::chrono::minutes(1));
+        });
+        if (round % 2 == 0) std::this_thread::yield();
+        CHECK(made->first->bump() == round + 1);
+        sleeper.join();
+    }
+}
+
 void a_cleared_alarm_is_silent() {
     Heard heard;
     LayerWatcher watcher(heard.ear());
@@ -116,6 +134,7 @@ void what_was_written_before_a_bump_is_seen_after_it() {
 int main() {
     two_mappings_share_one_value();
     fires_each_value_once_in_order();
+    a_bump_wakes_a_sleeper_of_another_mapping();
     a_cleared_alarm_is_silent();
     stopping_ends_the_thread_with_alarms_set();
     what_was_written_before_a_bump_is_seen_after_it();
