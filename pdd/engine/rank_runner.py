@@ -17,7 +17,7 @@ from pdd.engine.batch import NewRow, Row, SampledRow, StepPlan, StepResult
 from pdd.engine.sampler import SampleState, sample
 from pdd.errors import EngineError
 from pdd.kv.layout import KvLayout
-from pdd.model.attention import Attention, Batch, LayerCounter, Segment
+from pdd.model.attention import Attention, Batch, LayerCounter, Rows, Segment
 from pdd.model.llama import LlamaModel
 
 
@@ -151,25 +151,30 @@ class RankRunner:
         ends = lengths.cumsum()
         positions = np.arange(int(ends[-1]), dtype=np.int64) + np.repeat(starts - (ends - lengths), lengths)
         tables = [self._rows[row.row_id].table for row in rows]
-        decode_lens = starts[:num_decode] + 1
         pages = np.empty_like(positions)
         segments = []
-        decode_tables = np.zeros((num_decode, 0), dtype=np.int64)
+        decode = self._rows_of(tables[:num_decode], starts[:num_decode] + 1)
         if num_decode:
-            width = -(-int(decode_lens.max()) // page_size)
-            decode_tables = np.stack([table[:width] for table in tables[:num_decode]])
-            pages[:num_decode] = decode_tables[np.arange(num_decode), positions[:num_decode] // page_size]
-            # A short row's padding is gathered and masked: let it be of its own pages, never of another request's.
-            used = -(-decode_lens // page_size)
-            decode_tables = np.where(np.arange(width) < used[:, None], decode_tables, decode_tables[:, :1])
+            pages[:num_decode] = decode.tables[np.arange(num_decode), positions[:num_decode] // page_size]
         for index in range(num_decode, len(rows)):
             begin, end = int(ends[index] - lengths[index]), int(ends[index])
             table = tables[index][: self._layout.num_pages_for(rows[index].start + end - begin)]
             pages[begin:end] = table[positions[begin:end] // page_size]
             segments.append(Segment(begin, end, rows[index].start, table))
-        wanted = [int(ends[index]) - 1 for index, row in enumerate(rows) if row.sample]
+        sampled = [index for index, row in enumerate(rows) if row.sample]
+        wanted = ends[sampled] - 1
         tokens = np.fromiter((token for row in rows for token in row.tokens), dtype=np.int64, count=len(positions))
         return Batch(tokens=torch.from_numpy(tokens), positions=torch.from_numpy(positions),
                      pages=torch.from_numpy(pages), slots=torch.from_numpy(positions % page_size),
-                     decode_tables=decode_tables, decode_kv_lens=decode_lens, segments=tuple(segments),
-                     logit_rows=torch.tensor(wanted) if wanted else None)
+                     decode=decode, segments=tuple(segments),
+                     logit_rows=torch.from_numpy(wanted) if sampled else None,
+                     logits=self._rows_of([tables[index] for index in sampled], (starts + lengths)[sampled]))
+
+    def _rows_of(self, tables: list[np.ndarray], kv_lens: np.ndarray) -> Rows:
+        if not tables:
+            return Rows(np.zeros((0, 0), dtype=np.int64), np.zeros(0, dtype=np.int64))
+        used = -(-kv_lens // self._layout.page_size)
+        width = int(used.max())
+        stacked = np.stack([table[:width] for table in tables])
+        # A short row's padding is gathered and masked: let it be of its own pages, never of another request's.
+        return Rows(np.where(np.arange(width) < used[:, None], stacked, stacked[:, :1]), kv_lens)

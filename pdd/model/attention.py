@@ -33,6 +33,17 @@ class Segment:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """N single tokens, each of which attends to the KV of its own row."""
+
+    tables: np.ndarray  # int64 [N, max pages of them]; short rows are padded with their own first page
+    kv_lens: np.ndarray  # int64 [N], the token itself included
+
+    def __len__(self) -> int:
+        return len(self.kv_lens)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Batch:
     """One step's rows as tensors. T tokens, of which the first D are rows of their own (decode)."""
 
@@ -40,10 +51,15 @@ class Batch:
     positions: torch.Tensor  # int64 [T]
     pages: torch.Tensor  # int64 [T]: the page where each token's KV goes
     slots: torch.Tensor  # int64 [T]: and the slot in it
-    decode_tables: np.ndarray  # int64 [D, max pages of them]; short rows are padded with their own first page
-    decode_kv_lens: np.ndarray  # int64 [D], the new token included
+    decode: Rows  # the first D tokens
     segments: tuple[Segment, ...]
     logit_rows: torch.Tensor | None  # int64 [S]: packed tokens whose logits are wanted; None: no logits at all
+    logits: Rows  # the same S tokens as rows of one token
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether every token's logits are wanted, as in a step that only decodes."""
+        return len(self.logits) == len(self.tokens)
 
 
 class LayerCounter(Protocol):
@@ -53,7 +69,11 @@ class LayerCounter(Protocol):
 
 
 class Attention(Protocol):
-    """Owns the strided views of the KV pages. `plan` once per step, then `run` for layers 0, 1, ... in order."""
+    """Owns the strided views of the KV pages. `plan` once per step, then `run` for layers 0, 1, ... in order.
+
+    Of the last layer nothing is used but the KV and the output of the tokens whose logits are wanted: there, `append`
+    and `run_logit_rows` do the same for less.
+    """
 
     def plan(self, batch: Batch) -> None: ...
 
@@ -66,6 +86,13 @@ class Attention(Protocol):
         Returns:
             `[T, num_heads * head_dim]`
         """
+
+    def append(self, layer: int, kv: torch.Tensor) -> None:
+        """Appends the step's KV, as in `run`, and does not attend."""
+
+    def run_logit_rows(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Attends from the batch's `logit_rows` to what was appended: q `[S, num_heads, head_dim]` to
+        `[S, num_heads * head_dim]`."""
 
 
 def kv_tensor(layout: KvLayout, memory: memoryview) -> torch.Tensor:

@@ -10,8 +10,8 @@ import torch
 
 from pdd.kv.layout import KvLayout
 from pdd.model._attention import DecodeAttention
-from pdd.model.attention import Batch
-from pdd.model.attn_torch import TorchAttention
+from pdd.model.attention import Rows
+from pdd.model.attn_torch import RowsAttention, TorchAttention
 
 _LANES = 16  # the kernel takes a head_dim that is a multiple of this
 
@@ -23,18 +23,23 @@ def supports(layout: KvLayout) -> bool:
 class NativeAttention(TorchAttention):
     """See the module's docstring. Not safe for use by several threads."""
 
+    def _rows_attention(self, kv: torch.Tensor) -> RowsAttention:
+        return NativeRowsAttention(self._layout, kv, self._num_heads)
+
+
+class NativeRowsAttention:
+    """RowsAttention by the native kernel."""
+
     def __init__(self, layout: KvLayout, kv: torch.Tensor, num_heads: int) -> None:
-        super().__init__(layout, kv, num_heads)
-        self._decode = DecodeAttention(
+        self._kernel = DecodeAttention(
             num_heads=num_heads, num_kv_heads=layout.num_kv_heads, head_dim=layout.head_dim, page_size=layout.page_size,
             num_pages=layout.num_pages, bf16=kv.dtype == torch.bfloat16, threads=torch.get_num_threads())
         self._layers = [layer.data_ptr() for layer in kv]
         self._kv = kv  # keeps the memory behind the addresses
 
-    def _plan_decode(self, batch: Batch) -> None:
-        rows, width = batch.decode_tables.shape
-        tables, lens = batch.decode_tables, batch.decode_kv_lens
-        self._decode.plan(tables.ctypes.data, lens.ctypes.data, rows, width)
+    def plan(self, rows: Rows) -> None:
+        num_rows, width = rows.tables.shape
+        self._kernel.plan(rows.tables.ctypes.data, rows.kv_lens.ctypes.data, num_rows, width)
 
-    def _attend_decode(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._decode.run(self._layers[layer], q.data_ptr(), q.stride(0), out.data_ptr())
+    def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        self._kernel.run(self._layers[layer], q.data_ptr(), q.stride(0), out.data_ptr())

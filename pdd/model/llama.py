@@ -3,6 +3,9 @@
 Query, key and value weights are one matrix, and so are gate and up: fewer, larger products. The output projections of
 attention and MLP are sums over ranks; `reduce` adds them up (None: one rank). Right after the attention's sum, when
 every rank has appended its KV, the layer counter is bumped: that is what lets a layer's pages leave the node.
+
+Of the last layer only two things are used: its KV, and its output for the tokens whose logits are wanted. Nothing else of
+it is computed. A prefiller wants no logits: its last layer is three matrix products.
 """
 
 from __future__ import annotations
@@ -51,32 +54,51 @@ class LlamaModel:
     def forward(self, batch: Batch, attention: Attention, counter: LayerCounter,
                 reduce: Reduce | None = None) -> torch.Tensor | None:
         """Logits `[S, vocab_size]` of the batch's `logit_rows`, or None when it wants none."""
-        eps, dim, heads, kv_heads = self.config.rms_eps, self.config.head_dim, self.num_heads, self.num_kv_heads
         attention.plan(batch)
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]  # [T, 1, head_dim]
+        turn = (self._cos[batch.positions], self._sin[batch.positions])  # each [T, 1, head_dim]
         x = functional.embedding(batch.tokens, self._embedding)  # [T, hidden]
-        num_tokens = x.shape[0]
+        last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(rms_norm(x, layer.input_norm, eps)).view(num_tokens, heads + 2 * kv_heads, dim)
-            q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q.copy_(rms_norm(q, layer.q_norm, eps))
-                k.copy_(rms_norm(k, layer.k_norm, eps))
-            both = qkv[:, : heads + kv_heads]  # q and k turn together
-            both.copy_(rotate(both, cos, sin))
-            attended = layer.output(attention.run(index, q, qkv[:, heads:]))
+            q, kv = self._project(layer, x, turn)
+            if index < last or batch.wants_all:
+                attended = attention.run(index, q, kv)
+            else:
+                attention.append(index, kv)
+                if batch.logit_rows is None:
+                    if reduce is not None:
+                        reduce(kv[:0])  # nothing to add up: it proves that every rank has appended
+                    counter.bump()
+                    return None
+                x, attended = x[batch.logit_rows], attention.run_logit_rows(index, q[batch.logit_rows])
+            attended = layer.output(attended)
             if reduce is not None:
                 reduce(attended)
             counter.bump()
             x = x.add_(attended)
-            gate, up = layer.gate_up(rms_norm(x, layer.post_norm, eps)).chunk(2, dim=-1)
-            out = layer.down(functional.silu(gate).mul_(up))
+            out = self._mlp(layer, x)
             if reduce is not None:
                 reduce(out)
             x = x.add_(out)
-        if batch.logit_rows is None:
-            return None
-        return self._head(rms_norm(x[batch.logit_rows], self._norm, eps))
+        wanted = x[batch.logit_rows] if batch.wants_all else x
+        return self._head(rms_norm(wanted, self._norm, self.config.rms_eps))
+
+    def _project(
+        self, layer: _Layer, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`[T, hidden]` to q `[T, heads, head_dim]` and all heads' K, then V, `[T, 2 * kv_heads, head_dim]`."""
+        eps, dim, heads, kv_heads = self.config.rms_eps, self.config.head_dim, self.num_heads, self.num_kv_heads
+        qkv = layer.qkv(rms_norm(x, layer.input_norm, eps)).view(len(x), heads + 2 * kv_heads, dim)
+        q, k = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q.copy_(rms_norm(q, layer.q_norm, eps))
+            k.copy_(rms_norm(k, layer.k_norm, eps))
+        both = qkv[:, : heads + kv_heads]  # q and k turn together
+        both.copy_(rotate(both, *turn))
+        return q, qkv[:, heads:]
+
+    def _mlp(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
+        gate, up = layer.gate_up(rms_norm(x, layer.post_norm, self.config.rms_eps)).chunk(2, dim=-1)
+        return layer.down(functional.silu(gate).mul_(up))
 
     def load_weights(self, checkpoint: Checkpoint) -> None:
         """Takes this rank's slices.

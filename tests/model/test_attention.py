@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pdd.kv.layout import KvLayout
-from pdd.model.attention import TORCH_DTYPES, Batch, Segment
+from pdd.model.attention import TORCH_DTYPES, Batch, Rows, Segment
 from pdd.model.attn_torch import TorchAttention
 
 native = pytest.importorskip("pdd.model._attention", reason="the native attention kernel is not built")
@@ -27,6 +27,7 @@ SHAPES = {  # heads, kv heads, head_dim, page size
     "pages of one": (5, 5, 32, 1),
     "pages over a chunk": (6, 2, 80, 300),
 }
+NO_ROWS = Rows(np.zeros((0, 0), np.int64), np.zeros(0, np.int64))
 LENGTHS = (1, 2, 15, 16, 17, 31, 255, 256, 257, 300)
 
 
@@ -46,7 +47,7 @@ def batch_of(layout: KvLayout, lengths: tuple[int, ...], seed: int = 0) -> Batch
     positions = lens - 1
     pages = tables[np.arange(len(lengths)), positions // layout.page_size]
     return Batch(torch.zeros(len(lengths), dtype=torch.int64), torch.from_numpy(positions), torch.from_numpy(pages),
-                 torch.from_numpy(positions % layout.page_size), tables, lens, (), None)
+                 torch.from_numpy(positions % layout.page_size), Rows(tables, lens), (), None, NO_ROWS)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -88,7 +89,7 @@ def test_large_scores_do_not_overflow() -> None:
     layout = KvLayout(1, 32, 1, 16, 16, "float32")
     kv = torch.zeros(layout.shape)
     batch = batch_of(layout, (300,))
-    table = batch.decode_tables[0]
+    table = batch.decode.tables[0]
     for position in range(300):
         page, slot = int(table[position // 16]), position % 16
         kv[0, page, 0, 0, slot] = 1000.0 if position == 280 else -1000.0 if position % 2 else 0.5
@@ -103,12 +104,11 @@ def test_mixed_with_segments() -> None:
     layout = KvLayout(1, 64, 2, 16, 32, "float32")
     kv = torch.randn(layout.shape, generator=torch.Generator().manual_seed(1))
     rows = batch_of(layout, (5, 40))
-    spare = np.setdiff1d(np.arange(64), rows.decode_tables)[:3]
+    spare = np.setdiff1d(np.arange(64), rows.decode.tables)[:3]
     positions = torch.arange(20, 45)
     batch = Batch(torch.zeros(27, dtype=torch.int64), torch.cat([rows.positions, positions]),
                   torch.cat([rows.pages, torch.from_numpy(spare)[positions // 16]]),
-                  torch.cat([rows.slots, positions % 16]), rows.decode_tables, rows.decode_kv_lens,
-                  (Segment(2, 27, 20, spare),), None)
+                  torch.cat([rows.slots, positions % 16]), rows.decode, (Segment(2, 27, 20, spare),), None, NO_ROWS)
     fused = torch.randn(27, 8, 32, generator=torch.Generator().manual_seed(2))
     outs = []
     for backend in (TorchAttention, NativeAttention):

@@ -14,7 +14,7 @@ import torch
 from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
 from pdd.engine.rank_runner import BadPlan
 from pdd.kv.layout import KvLayout
-from pdd.model.attention import Batch, Segment
+from pdd.model.attention import Batch, Rows, Segment
 from pdd.model.attn_torch import TorchAttention
 from pdd.model.checkpoint import Shard
 from pdd.model.config import load_config
@@ -40,6 +40,8 @@ CASES = {
 }
 GENERATED = 12
 NATIVE = importlib.util.find_spec("pdd.model._attention") is not None
+if NATIVE:
+    from pdd.model.attn_native import NativeAttention
 
 
 def text(seed: int, length: int) -> list[int]:
@@ -172,12 +174,42 @@ def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
             torch.testing.assert_close(results[index], whole, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=pytest.mark.skipif(not NATIVE, reason="not built"))])
+def test_the_last_layer_is_computed_for_wanted_tokens_alone(tmp_path: Path, backend: str) -> None:
+    """Two decode rows and a chunk: the same logits whether all are wanted or some, the same KV when none are."""
+    write_demo_model(tmp_path)
+    config = load_config(tmp_path)
+    model = load_model(tmp_path, config, dtype="float32", max_context=256)
+    layout = KvLayout(config.num_layers, 16, model.num_kv_heads, 16, config.head_dim, "float32")
+    before = torch.randn(layout.shape, generator=torch.Generator().manual_seed(3))
+    tables, lens = np.array([[3, 4, 5], [6, 6, 6]], np.int64), np.array([40, 7], np.int64)
+    chunk = Segment(2, 22, 10, np.array([8, 9], np.int64))
+    positions = torch.cat([torch.from_numpy(lens - 1), torch.arange(10, 30)])
+    pages = torch.cat([torch.tensor([5, 6]), torch.from_numpy(chunk.table)[torch.arange(10, 30) // 16]])
+    every = Rows(np.concatenate([tables, np.tile(np.array([8, 9, 9], np.int64), (20, 1))]), (positions + 1).numpy())
+    results = {}
+    for name, wanted in {"all": list(range(22)), "some": [1, 21], "none": []}.items():
+        batch = Batch(torch.arange(22) + 5, positions, pages, positions % 16, Rows(tables, lens), (chunk,),
+                      torch.tensor(wanted) if wanted else None, Rows(every.tables[wanted], every.kv_lens[wanted]))
+        kv, counter = before.clone(), FakeCounter()
+        with torch.inference_mode():
+            attention = (TorchAttention if backend == "torch" else NativeAttention)(layout, kv, model.num_heads)
+            logits = model.forward(batch, attention, counter)
+        assert counter.value == config.num_layers
+        results[name] = logits, kv
+    assert results["none"][0] is None
+    torch.testing.assert_close(results["some"][0], results["all"][0][[1, 21]], atol=1e-4, rtol=1e-4)
+    for name in ("some", "none"):
+        torch.testing.assert_close(results[name][1], results["all"][1], atol=1e-5, rtol=1e-5)
+
+
 def _one_segment(prompt: list[int]) -> Batch:
     count = len(prompt)
     positions = torch.arange(count)
     table = torch.arange(-(-count // 16)).numpy()
-    return Batch(torch.tensor(prompt), positions, positions // 16, positions % 16, np.zeros((0, 0), np.int64),
-                 np.zeros(0, np.int64), (Segment(0, count, 0, table),), torch.tensor([count - 1]))
+    return Batch(torch.tensor(prompt), positions, positions // 16, positions % 16,
+                 Rows(np.zeros((0, 0), np.int64), np.zeros(0, np.int64)), (Segment(0, count, 0, table),),
+                 torch.tensor([count - 1]), Rows(table[None, :], np.array([count])))
 
 
 def _logits(directory: Path, config, shard: Shard, batch: Batch, reduce) -> torch.Tensor:
