@@ -1,110 +1,101 @@
-"""Forward speed of one rank against transformers' generate and against the memory bandwidth, interleaved in one run.
+"""Forward speed of one rank against other engines and the memory bandwidth, interleaved in one run: transformers, vLLM's CPU build, llama.cpp.
 
-Prefill of 1,024 tokens, decode at batch 1 and 8 after 512 tokens of context each, same weights, dtype and threads. The
-roof of a decode step is the bytes it must read (weights and KV) over the bandwidth measured in the same run.
+Prefill of 1,024 tokens, decode at batch 1 and 8 after 512 tokens of context each; same weights, dtype and threads. Every engine is a
+process of its own, with the threading it comes with, and is stopped while others have their turn. The roof of a decode step is the bytes it
+must read (weights and KV) over the bandwidth measured in the same run. Only transformers is a bound; the other ratios are for the log.
+A peer that is not installed is named, with how to get it, and left out.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import pathlib
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from typing import Any
 
-os.environ.update(OMP_WAIT_POLICY="passive", GOMP_SPINCOUNT="0")
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-import torch
-import transformers
-
+from pdd.engine.rank_protocol import rank_environment
 from tests.bench.common import arguments, median, prompt_of, report
-from tests.model.model_harness import Harness
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PREFILL_TOKENS, CONTEXT_TOKENS, BATCHES = 1024, 512, (1, 8)
+OURS = "pdd"
 
 
-class Ours:
-    """This project's runner, without its process."""
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How an engine is started: `python engine_NAME.py model threads dtype`, under `env`."""
 
-    def __init__(self, model: pathlib.Path, dtype: str) -> None:
-        self.harness = Harness(model, num_pages=1024, dtype=dtype)
-
-    def prefill(self, prompt: list[int]) -> float:
-        request = self.harness.request(prompt)
-        started = time.perf_counter()
-        self.harness.step([request])
-        seconds = time.perf_counter() - started
-        self._give_back([request])
-        return seconds
-
-    def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Seconds per step."""
-        requests = [self.harness.request(prompt) for prompt in prompts]
-        for request in requests:
-            self.harness.step([request])
-        self.harness.step(requests)
-        started = time.perf_counter()
-        for _ in range(steps):
-            self.harness.step(requests)
-        seconds = (time.perf_counter() - started) / steps
-        self._give_back(requests)
-        return seconds
-
-    def _give_back(self, requests: list) -> None:
-        for request in requests:
-            state = self.harness.runner._rows[request.row_id]
-            self.harness.free.extend(int(page) for page in state.table[: state.num_pages])
+    name: str
+    python: pathlib.Path
+    model: pathlib.Path  # the peer is missing when either is
+    env: dict[str, str]
 
 
-class Transformers:
-    """The reference: AutoModelForCausalLM with its default attention."""
-
-    def __init__(self, model: pathlib.Path, dtype: str) -> None:
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
-        self.model.generation_config.eos_token_id = None
-
-    def prefill(self, prompt: list[int]) -> float:
-        return self._generate([prompt], 1)
-
-    def decode(self, prompts: list[list[int]], steps: int) -> float:
-        """Seconds per step: the difference of two runs, so that prefill cancels."""
-        return (self._generate(prompts, steps + 1) - self._generate(prompts, 1)) / steps
-
-    def _generate(self, prompts: list[list[int]], count: int) -> float:
-        tokens = torch.tensor(prompts)
-        started = time.perf_counter()
-        with torch.inference_mode():
-            self.model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False,
-                                pad_token_id=0)
-        return time.perf_counter() - started
+def recipes(model: pathlib.Path, peers: pathlib.Path, threads: int) -> list[Recipe]:
+    here, own = pathlib.Path(sys.executable), dict(os.environ)
+    preload = peers / "vllm" / "lib" / "libiomp5.so"  # vLLM asks for it
+    return [
+        Recipe(OURS, here, model, rank_environment(threads)),
+        Recipe("transformers", here, model, own),
+        Recipe("vllm", peers / "vllm" / "bin" / "python", model,
+               own | ({"LD_PRELOAD": str(preload.resolve())} if preload.exists() else {})),
+        Recipe("llama", peers / "llama" / "bin" / "python", peers / "gguf", own),
+    ]
 
 
-def bandwidth() -> float:
-    """Bytes per second of reading memory, with torch's threads."""
-    data = torch.ones(64 << 20)
-    best = 1e9
-    for _ in range(4):
-        started = time.perf_counter()
-        data.sum()
-        best = min(best, time.perf_counter() - started)
-    return data.nbytes / best
+class Process:
+    """An engine in its process, stopped between calls."""
+
+    def __init__(self, recipe: Recipe, threads: int, dtype: str, log: pathlib.Path) -> None:
+        self.short, self._log = recipe.name, log
+        script = ROOT / "tests" / "bench" / "peers" / f"engine_{recipe.name}.py"
+        with log.open("w") as stderr:
+            self._process = subprocess.Popen(
+                [recipe.python, script, recipe.model, str(threads), dtype], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=stderr, env=recipe.env, text=True, start_new_session=True)
+        self.name: str = self._answer()["name"]
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def call(self, what: str, *args: Any) -> Any:
+        assert self._process.stdin is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
+        self._process.stdin.write(json.dumps([what, *args]) + "\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        return answer
+
+    def kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            raise RuntimeError(f"engine {self.short} ended ({self._process.returncode}); its log is {self._log}")
+        return json.loads(line)
 
 
-def step_bytes(ours: Ours, batch: int) -> int:
-    """Bytes that one decode step must read: all weights once (a tied embedding as the head), and the KV of each row."""
-    model, layout = ours.harness.model, ours.harness.layout
-    weights = model.param_bytes - model.config.vocab_size * model.config.hidden_size * model.dtype.itemsize
-    return weights + batch * CONTEXT_TOKENS * layout.num_layers * layout.num_kv_heads * 2 * layout.token_bytes
-
-
-def interleaved(repeats: int, *measures: Callable[[], float]) -> list[float]:
-    """Medians of the measures, taken turn by turn."""
-    taken: list[list[float]] = [[] for _ in measures]
-    for _ in range(repeats):
-        for values, measure in zip(taken, measures, strict=True):
-            values.append(measure())
-    return [median(values) for values in taken]
+def interleaved(engines: list[Process], repeats: int, what: str, *args: Any) -> tuple[dict[str, float], float]:
+    """(median seconds of each engine, median bandwidth), taken turn by turn after one round that is not counted."""
+    taken: dict[str, list[float]] = {engine.short: [] for engine in engines}
+    speeds = []
+    for turn in range(repeats + 1):
+        speeds.append(engines[0].call("bandwidth"))
+        for engine in engines:
+            seconds = engine.call(what, *args)
+            if turn:
+                taken[engine.short].append(seconds)
+    return {name: median(values) for name, values in taken.items()}, median(speeds)
 
 
 def main() -> int:
@@ -113,30 +104,57 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--peers", type=pathlib.Path, default=ROOT / "build" / "peers", help="where tools/peers.sh put them")
+    parser.add_argument("--engines", nargs="+", default=["transformers", "vllm", "llama"], help="beside ours")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    rows, bounds = [], []
+    rows: list[dict[str, Any]] = []
+    bounds: list[tuple[str, float, str, float]] = []
+    chosen = [recipe for recipe in recipes(pathlib.Path(args.model).resolve(), args.peers.absolute(), args.threads)
+              if recipe.name in (OURS, *args.engines)]
+    present = [recipe for recipe in chosen if recipe.python.exists() and recipe.model.exists()]
+    for recipe in chosen:
+        if recipe not in present:
+            print(f"without {recipe.name}: {recipe.python} or {recipe.model} is missing; to get it: tools/peers.sh {args.peers}")
     for dtype in args.dtypes:
-        ours, theirs = Ours(pathlib.Path(args.model), dtype), Transformers(pathlib.Path(args.model), dtype)
-        long = prompt_of(PREFILL_TOKENS, 1)
-        contexts = [prompt_of(CONTEXT_TOKENS, 10 + row) for row in range(max(BATCHES))]
-        ours.prefill(long), theirs.prefill(long)  # kernels for these shapes
-        mine, other = interleaved(args.repeats, lambda: ours.prefill(long), lambda: theirs.prefill(long))  # noqa: B023
-        rows.append({"dtype": dtype, "what": f"prefill {PREFILL_TOKENS}", "ours_ms": mine * 1e3, "hf_ms": other * 1e3,
-                     "ratio": other / mine, "tok/s": PREFILL_TOKENS / mine})
-        bounds.append((f"{dtype} prefill: transformers / ours", other / mine, ">=", 1.0))
-        for batch in BATCHES:
-            prompts = contexts[:batch]
-            mine, other, speed = interleaved(
-                args.repeats, lambda: ours.decode(prompts, args.steps),  # noqa: B023
-                lambda: theirs.decode(prompts, args.steps), bandwidth)  # noqa: B023
-            roof = step_bytes(ours, batch) / speed
-            rows.append({"dtype": dtype, "what": f"decode B={batch}", "ours_ms": mine * 1e3, "hf_ms": other * 1e3,
-                         "ratio": other / mine, "tok/s": batch / mine, "roof_ms": roof * 1e3, "of_roof": roof / mine,
-                         "GB/s": speed / 1e9})
-            bounds.append((f"{dtype} decode B={batch}: transformers / ours", other / mine, ">=", 1.0))
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}, {args.threads} thread(s)")
+        measure(dtype, present, args, rows, bounds)
     return report("engine", rows, bounds, args.json)
+
+
+def measure(dtype: str, present: list[Recipe], args: Any, rows: list[dict[str, Any]],
+            bounds: list[tuple[str, float, str, float]]) -> None:
+    """Adds the rows and bounds of one dtype."""
+    log_dir = ROOT / "build"
+    log_dir.mkdir(exist_ok=True)
+    engines: list[Process] = []
+    try:
+        started = time.monotonic()
+        for recipe in present:
+            engines.append(Process(recipe, args.threads, dtype, log_dir / f"engine-{recipe.name}.log"))
+        print(f"{dtype}, {args.threads} thread(s), loaded in {time.monotonic() - started:.0f} s: "
+              + ", ".join(engine.name for engine in engines))
+        facts = engines[0].call("facts")
+        add(rows, bounds, f"{dtype} prefill {PREFILL_TOKENS}", PREFILL_TOKENS,
+            *interleaved(engines, args.repeats, "prefill", prompt_of(PREFILL_TOKENS, 1)), None)
+        for batch in BATCHES:
+            prompts = [prompt_of(CONTEXT_TOKENS, 10 + row) for row in range(batch)]
+            read = facts["weight_bytes"] + batch * CONTEXT_TOKENS * facts["kv_bytes"]
+            add(rows, bounds, f"{dtype} decode B={batch}", batch,
+                *interleaved(engines, args.repeats, "decode", prompts, args.steps), read)
+    finally:
+        for engine in engines:
+            engine.kill()
+
+
+def add(rows: list[dict[str, Any]], bounds: list[tuple[str, float, str, float]], what: str, tokens: int,
+        seconds: dict[str, float], speed: float, read: float | None) -> None:
+    mine = seconds[OURS]
+    row = {"what": what, "tok/s": tokens / mine} | {f"{name}_ms": value * 1e3 for name, value in seconds.items()}
+    row |= {f"{name}/ours": value / mine for name, value in seconds.items() if name != OURS}
+    if read is not None:
+        row |= {"GB/s": speed / 1e9, "roof_ms": read / speed * 1e3, "roof/ours": read / speed / mine}
+    rows.append(row)
+    if "transformers" in seconds:
+        bounds.append((f"{what}: transformers / ours", seconds["transformers"] / mine, ">=", 1.0))
 
 
 if __name__ == "__main__":
