@@ -241,9 +241,12 @@ class PeerTable:
             self._context, FrameStream(reader, writer), self._handler, initiator=True, label=str(peer.address),
             admit=admit,
         )  # fmt: skip
-        await peer.link.run()
-        if peer.link.error is not None:
-            self._note(peer, peer.link.error)
+        try:
+            await peer.link.run()
+            if peer.link.error is not None:
+                self._note(peer, peer.link.error)
+        finally:
+            await peer.link.wait_hung_up()
         return peer.num_connects > num_connects
 
     def _admit(self, peer: Peer, link: PeerLink) -> None:

@@ -4,20 +4,21 @@ link."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import random
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from pdd.address import Address
 from pdd.messenger import wire
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.events import FabricEvents
+from pdd.messenger.frames import FrameStream
 from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
 from pdd.messenger.peers import Backoff
@@ -91,6 +92,9 @@ class Rig:
         self.network = FakeNetwork(seed)
         self.nodes: list[DecoderNode | PrefillerNode] = []
         self.proxies: list[Proxy] = []
+        self._calls: list[asyncio.StreamWriter] = []
+        self._servers: list[asyncio.Server] = []
+        self._talks: list[asyncio.Task[None]] = []
 
     def _context(self, name: str, role: str, fabric: FakeFabric, settings: LinkSettings, token: bytes | None,
                  **changes: Any) -> tuple[LinkContext, list[Change]]:  # fmt: skip
@@ -158,6 +162,23 @@ class Rig:
         self.proxies.append(proxy)
         return proxy
 
+    async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of the test's own; dropped at the end."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        self._calls.append(writer)
+        return reader, writer
+
+    async def listen(self, talk: Callable[[FrameStream], Coroutine[None, None, None]]) -> int:
+        """Somebody at a prefiller's place, who does `talk` with each caller; the port. Over at the end."""
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._calls.append(writer)
+            self._talks.append(asyncio.create_task(talk(FrameStream(reader, writer))))
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
     async def kill(self, node: PrefillerNode) -> None:
         """The process is gone: its sockets are reset, its endpoints vanish, what was in flight may still land."""
         for link in node.prefiller.listener.links:
@@ -190,6 +211,12 @@ class Rig:
         return left
 
     async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in self._talks:
+            task.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
+        await hang_up(self._calls)
         for node in reversed(self.nodes):
             await node.close()
             assert node.fabric.never_close or not node.fabric.endpoints, node.context.node.name
@@ -197,7 +224,16 @@ class Rig:
             await proxy.close()
 
 
-@asynccontextmanager
+async def hang_up(writers: Iterable[asyncio.StreamWriter]) -> None:
+    """Drops connections and waits until they are gone: one that is left open fails some other test."""
+    for writer in writers:
+        writer.transport.abort()
+    for writer in writers:
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
 async def running(seed: int = 0) -> AsyncIterator[Rig]:
     """A rig whose promises are checked at the end."""
     rig = Rig(seed)
@@ -249,6 +285,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._ever: list[asyncio.StreamWriter] = []  # connections, those that are over too
         self._loud = asyncio.Event()
 
     @property
@@ -263,10 +300,10 @@ class Proxy:
         assert self._server is not None
         self.closing = True
         self._server.close()
-        self.cut()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await hang_up(self._ever)
 
     def cut(self) -> None:
         """Resets every connection."""
@@ -280,6 +317,7 @@ class Proxy:
             self._loud = asyncio.Event()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._ever.append(writer)
         if self.closing:
             writer.transport.abort()
             return
@@ -298,6 +336,7 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers.add(there_writer)
+        self._ever.append(there_writer)
         pumps = [
             asyncio.create_task(self._pump("to_p", reader, there_writer)),
             asyncio.create_task(self._pump("to_d", there_reader, writer)),
