@@ -85,7 +85,7 @@ class Documents:
             writes=int(stats.get("writes", 0)), bytes=int(stats.get("bytes", 0)), units=int(stats.get("units", 0)),
             active=int(stats.get("active_transfers", 0)), attempts=view.num_attempts, prefills=view.num_jobs,
             failed=sum(count for reason, count in view.failures().items() if reason != "cancelled"),
-            units_received=received, bytes_received=received * view.page_bytes,
+            units_received=received, bytes_received=view.bytes_received,
             stale_units=int(stats.get("stale_units", 0)),
         )  # fmt: skip
 

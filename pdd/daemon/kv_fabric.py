@@ -113,6 +113,7 @@ class KvFabric:
         node = LocalNode(
             name=config.node.name, role=config.node.role, epoch=epoch, version=version, provider=self.provider,
             geometry=geometry, regions=self.regions, token=token,
+            max_tokens=min(rank.max_context, rank.num_pages * rank.page_size) if peers.listen else 0,
         )
         settings = LinkSettings(
             heartbeat=peers.heartbeat, suspect_after=peers.suspect_after, dead_after=peers.dead_after,

@@ -24,9 +24,10 @@ from pdd.messenger.link import LinkContext
 from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import compare
 from pdd.messenger.prefiller import Prefiller
-from pdd.messenger.settings import DecoderSettings, LinkSettings, PrefillLimits
+from pdd.messenger.settings import DecoderSettings, LinkSettings
+from pdd.messenger.status import AttemptDone, JobDone
 from pdd.states import Change
-from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine
+from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine, Request
 from tests.messenger.fake_fabric import KINDS, FakeCounter, FakeFabric, FakeNetwork
 
 PAGE_SIZE = 4
@@ -65,6 +66,7 @@ class Node:
 class DecoderNode(Node):
     decoder: Decoder
     engine: FakeDecodeEngine
+    done: list[AttemptDone]
 
     async def close(self) -> None:
         await self.decoder.close()
@@ -77,6 +79,7 @@ class PrefillerNode(Node):
     prefiller: Prefiller
     engine: FakePrefillEngine
     port: int
+    done: list[JobDone]
 
     async def close(self) -> None:
         await self.prefiller.close()
@@ -97,9 +100,10 @@ class Rig:
         self._talks: list[asyncio.Task[None]] = []
 
     def _context(self, name: str, role: str, fabric: FakeFabric, settings: LinkSettings, token: bytes | None,
-                 **changes: Any) -> tuple[LinkContext, list[Change]]:  # fmt: skip
+                 max_tokens: int = 0, **changes: Any) -> tuple[LinkContext, list[Change]]:  # fmt: skip
         epoch = next(_epochs)
-        node = LocalNode(name, role, epoch, "0.1.0", "fake", geometry(**changes), regions=(1,), token=token)
+        node = LocalNode(name, role, epoch, "0.1.0", "fake", geometry(**changes), regions=(1,), token=token,
+                         max_tokens=max_tokens)  # fmt: skip
         events = FabricEvents(fabric, KINDS)
         events.attach(asyncio.get_running_loop())
         recorded: list[Change] = []
@@ -108,12 +112,12 @@ class Rig:
 
     async def prefiller(
         self, name: str = "p1", *, port: int = 0, settings: LinkSettings = FAST, token: bytes | None = None,
-        chunk: int = 8, layer_seconds: float = 0.0, limits: PrefillLimits = PrefillLimits(max_tokens=200),  # noqa: B008
+        chunk: int = 8, layer_seconds: float = 0.0, max_tokens: int = 200,
         post_seconds: float | None = None, **changes: Any,
     ) -> PrefillerNode:  # fmt: skip
         counter = FakeCounter()
         fabric = FakeFabric(self.network, name, counter)
-        context, recorded = self._context(name, "prefill", fabric, settings, token, **changes)
+        context, recorded = self._context(name, "prefill", fabric, settings, token, max_tokens, **changes)
         loop = asyncio.get_running_loop()
 
         def post(call: Callable[[], None]) -> None:
@@ -131,9 +135,10 @@ class Rig:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", port))
-        prefiller = Prefiller(context, sock, engine, FakePlanner(), limits, watch=1, post=post, load=engine.load)
+        done: list[JobDone] = []
+        prefiller = Prefiller(context, sock, engine, FakePlanner(), watch=1, post=post, load=engine.load, report=done.append)
         await prefiller.start()
-        node = PrefillerNode(context, fabric, recorded, prefiller, engine, sock.getsockname()[1])
+        node = PrefillerNode(context, fabric, recorded, prefiller, engine, sock.getsockname()[1], done)
         self.nodes.append(node)
         return node
 
@@ -147,12 +152,13 @@ class Rig:
             fabric, lambda event: decoder.engine_event(event), num_pages=context.node.geometry.num_pages,
             page_size=context.node.geometry.page_size, num_layers=NUM_LAYERS,
         )  # fmt: skip
+        done: list[AttemptDone] = []
         decoder = Decoder(
             context, [Address("127.0.0.1", port) for port in ports], engine, FakePlanner(), decoding,
-            backoff=Backoff(first=0.02, most=0.1), rng=random.Random(1),
+            backoff=Backoff(first=0.02, most=0.1), rng=random.Random(1), report=done.append,
         )  # fmt: skip
         await decoder.start()
-        node = DecoderNode(context, fabric, recorded, decoder, engine)
+        node = DecoderNode(context, fabric, recorded, decoder, engine, done)
         self.nodes.append(node)
         return node
 
@@ -161,6 +167,28 @@ class Rig:
         await proxy.start()
         self.proxies.append(proxy)
         return proxy
+
+    async def pair(self, *, decoding: DecoderSettings = DECODER, **changes: Any) -> tuple[PrefillerNode, DecoderNode]:
+        """A prefiller (`changes` are for it) and a decoder, linked."""
+        p = await self.prefiller(**changes)
+        d = await self.decoder([p.port], decoding=decoding)
+        await until(up(d))
+        return p, d
+
+    async def proxied_pair(self, **changes: Any) -> tuple[PrefillerNode, Proxy, DecoderNode]:
+        """The same with a proxy between them."""
+        p = await self.prefiller(**changes)
+        proxy = await self.proxy(p.port)
+        d = await self.decoder([proxy.port])
+        await until(up(d))
+        return p, proxy, d
+
+    async def trio(self) -> tuple[PrefillerNode, PrefillerNode, DecoderNode]:
+        """Two prefillers and a decoder, linked."""
+        p1, p2 = await self.prefiller("p1"), await self.prefiller("p2")
+        d = await self.decoder([p1.port, p2.port])
+        await until(up(d, 2))
+        return p1, p2, d
 
     async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection of the test's own; dropped at the end."""
@@ -200,7 +228,7 @@ class Rig:
                 left += [f"{name}: {status}" for status in node.decoder.attempts()]
                 left += [f"{name}: key {key}" for key in node.fabric.slots]
                 left += [f"{name}: {len(node.engine.reservations)} reservations"] * bool(node.engine.reservations)
-                left += [f"{name}: {len(node.decoder._retries)} retries"] * bool(len(node.decoder._retries))
+                left += [f"{name}: {len(node.decoder._judge.retries)} retries"] * bool(len(node.decoder._judge.retries))
                 node.engine.check_integrity()
             else:
                 left += [f"{name}: {status}" for status in node.prefiller.jobs()]
@@ -261,6 +289,14 @@ async def finish(*requests: Any) -> list[str]:
         for request in requests:
             await request.done.wait()
     return [request.outcome for request in requests]
+
+
+async def stuck(p: PrefillerNode, d: DecoderNode, count: int = 1) -> list[Request]:
+    """Requests of 9 tokens that the prefiller has in hand and does not work on until its engine is let go."""
+    p.engine.paused.clear()
+    requests = [d.engine.generate("r" if count == 1 else f"r{n}", prompt(n, 9)) for n in range(count)]
+    await until(lambda: p.prefiller.num_jobs == count)
+    return requests
 
 
 def up(node: DecoderNode, count: int = 1) -> Callable[[], bool]:

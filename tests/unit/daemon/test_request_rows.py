@@ -48,7 +48,7 @@ def test_the_state_is_the_engines_after_preemption_and_retry() -> None:
     """The ledger saw tokens and a failed attempt; the engine has the request in its queue again."""
     book, _ = ledger()
     book.engine_event(KvReserved("r", 7, (1,), (0,)))
-    book.attempt_done(AttemptDone("r", 7, "p0", False, "the link ended", "peer_lost", 91.0, 92.0, 0))
+    book.attempt_done(AttemptDone("r", 7, "p0", False, "the link ended", "peer_lost", 91.0, 92.0, 0, 0))
     book.engine_event(Tokens("r", (TokenOutput(1),)))
     waiting = dataclasses.replace(ROW, state="waiting", state_since=99.0, output_tokens=1, pages=0)
     request = one(waiting, book)
