@@ -181,7 +181,7 @@ class Documents:
         totals, tries, prefills = self._totals(), view.attempt_counts, view.prefill_counts
         traffic = metrics.Snapshot(
             writes=totals.writes, bytes=totals.bytes, units=totals.units, units_received=totals.units_received,
-            stale_units=totals.stale_units, transfers_active=totals.active, sets_failed=prefills.failed,
+            stale_units=totals.stale_units, transfers_active=totals.active, sets_failed=prefills.failed + prefills.peer_lost,
             failures=view.failures(),
             fallbacks={"prefiller": tries.retries, "local": tries.local_fallbacks, "error": tries.failed},
             attempts=tries.attempts, attempts_open=totals.attempts, attempts_expired=tries.stalls,

@@ -97,7 +97,11 @@ class Rig:
         self.proxies: list[Proxy] = []
         self._calls: list[asyncio.StreamWriter] = []
         self._servers: list[asyncio.Server] = []
+        self.skew = 0.0  # seconds that all nodes' clocks have jumped
         self._talks: list[asyncio.Task[None]] = []
+
+    def _clock(self) -> float:
+        return time.monotonic() + self.skew
 
     def _context(self, name: str, role: str, fabric: FakeFabric, settings: LinkSettings, token: bytes | None,
                  max_tokens: int = 0, **changes: Any) -> tuple[LinkContext, list[Change]]:  # fmt: skip
@@ -107,7 +111,7 @@ class Rig:
         events = FabricEvents(fabric, KINDS)
         events.attach(asyncio.get_running_loop())
         recorded: list[Change] = []
-        context = LinkContext(node, fabric, events, settings, compare, time.monotonic, recorded.append)
+        context = LinkContext(node, fabric, events, settings, compare, self._clock, recorded.append)
         return context, recorded
 
     async def prefiller(
@@ -173,6 +177,7 @@ class Rig:
         p = await self.prefiller(**changes)
         d = await self.decoder([p.port], decoding=decoding)
         await until(up(d))
+        await until(lambda: len(p.prefiller.listener.links) == 1)
         return p, d
 
     async def proxied_pair(self, **changes: Any) -> tuple[PrefillerNode, Proxy, DecoderNode]:
@@ -181,6 +186,7 @@ class Rig:
         proxy = await self.proxy(p.port)
         d = await self.decoder([proxy.port])
         await until(up(d))
+        await until(lambda: len(p.prefiller.listener.links) == 1)
         return p, proxy, d
 
     async def trio(self) -> tuple[PrefillerNode, PrefillerNode, DecoderNode]:
@@ -216,7 +222,7 @@ class Rig:
         node.context.events.detach()
         self.nodes.remove(node)
 
-    async def settle(self, seconds: float = 8.0) -> None:
+    async def settle(self, seconds: float = 20.0) -> None:
         """Waits until nothing is in hand any more."""
         await until(lambda: self.leftovers() == [], seconds, lambda: str(self.leftovers()))
 
@@ -275,7 +281,7 @@ async def running(seed: int = 0) -> AsyncIterator[Rig]:
     await until(lambda: asyncio.all_tasks() <= before, 5.0, lambda: str(asyncio.all_tasks() - before))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0, explain: Callable[[], str] = str) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 15.0, explain: Callable[[], str] = str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -285,7 +291,7 @@ async def until(condition: Callable[[], bool], seconds: float = 5.0, explain: Ca
 
 async def finish(*requests: Any) -> list[str]:
     """Outcomes of requests, once all have one."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         for request in requests:
             await request.done.wait()
     return [request.outcome for request in requests]

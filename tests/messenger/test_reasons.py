@@ -11,7 +11,7 @@ from pdd.errors import NoPrefiller, PeerProtocol, PromptTooLong
 from pdd.messenger import wire
 from pdd.metrics import FAILURE_REASONS
 from tests.messenger.fake_engines import UNIT_BYTES
-from tests.messenger.rig import DECODER, NUM_LAYERS, DecoderNode, PrefillerNode, Rig, finish, prompt, running, until, up
+from tests.messenger.rig import DECODER, FAST, NUM_LAYERS, DecoderNode, PrefillerNode, Rig, finish, prompt, running, until, up
 
 ONCE = dataclasses.replace(DECODER, max_attempts=1)
 
@@ -128,6 +128,17 @@ async def test_bytes_are_those_of_the_plan_whatever_a_page_is() -> None:
         assert d.decoder.bytes_received == sum(done.bytes for done in d.done) == sum(d.units for d in d.done) * UNIT_BYTES
 
 
+async def test_bytes_of_an_attempt_in_quarantine_are_counted_once() -> None:
+    async with running() as rig:
+        p, d = await rig.pair(decoding=ONCE, **SLOW)
+        d.fabric.close_delay = 0.3
+        await _peer_lost(rig, d, p)
+        request = d.engine.generate("r", prompt(1, 40))
+        assert await finish(request) == ["error"]
+        assert d.engine.quarantined == 10
+        assert d.decoder.bytes_received == sum(done.bytes for done in d.done) > 0
+
+
 # -- prompts that are too long ----------------------------------------------------------------------------------------
 async def test_prompt_that_no_prefiller_can_hold_is_the_clients_error_at_once() -> None:
     async with running() as rig:
@@ -173,6 +184,20 @@ async def test_long_prompt_waits_for_a_prefiller_that_is_coming_back() -> None:
         await until(lambda: [a.state for a in d.decoder.attempts()] == ["choosing"])
         proxy.refusing = False
         assert await finish(request) == ["whole"]
+
+
+async def test_nobody_waits_for_a_prefiller_that_is_too_small_anyway() -> None:
+    async with running() as rig:
+        here, gone = await rig.prefiller("here", max_tokens=16), await rig.prefiller("gone", max_tokens=16)
+        proxy = await rig.proxy(gone.port)
+        d = await rig.decoder([here.port, proxy.port], settings=dataclasses.replace(FAST, connect_timeout=600.0))
+        await until(up(d, 2))
+        proxy.refusing = True
+        proxy.cut()
+        await until(up(d, 1))
+        request = d.engine.generate("r", prompt(1, 17))
+        assert await finish(request) == ["error"]
+        assert isinstance(request.error, PromptTooLong)
 
 
 async def test_refusals_cost_no_try_and_the_last_one_is_the_clients_error() -> None:

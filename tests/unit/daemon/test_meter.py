@@ -97,14 +97,15 @@ async def test_peers_are_labelled_by_what_the_node_was_told_or_by_their_bounded_
     node.decoder = None
     node.prefiller = types.SimpleNamespace(
         peer_status=lambda: tuple(callers), num_jobs=0, jobs=lambda: (),
-        counters=PrefillerCounters(jobs=8, refused=1, cancelled=4, failed=2),
+        counters=PrefillerCounters(jobs=8, refused=1, cancelled=4, failed=2, peer_lost=5),
     )  # fmt: skip
     text = node.metrics.text()
     assert text.count("pdd_peer_up{") == 2 + MOST_NAMES + 1  # those that the config names stay
     assert f'pdd_peer_up{{peer="{OTHER}"}} 1.0' in text
     assert 'pdd_kv_transfer_failures_total{reason="refused"} 1.0' in text
-    assert "pdd_kv_transfer_sets_failed_total 2.0" in text
-    assert node._documents.status().transfers.failed == 3
+    assert 'pdd_kv_transfer_failures_total{reason="peer_lost"} 5.0' in text
+    assert "pdd_kv_transfer_sets_failed_total 7.0" in text
+    assert node._documents.status().transfers.failed == 8
     del callers[1:]
     text = node.metrics.text()
     assert 'pdd_peer_up{peer="d0"} 1.0' in text
