@@ -211,9 +211,9 @@ class PeerLink:
             self._tell(self._handler.link_down)
 
     def drop(self, error: PddError) -> None:
-        """Ends the link as `fence` does, and a handshake that waits for the peer too; the peer is not told why."""
+        """Ends the link as `fence` does, and its connection at once: the peer may not hear why."""
         self.fence(error)
-        self._stream.abort()  # the handshake sees the end of the stream
+        self._stream.abort()
 
     async def wait_closed(self) -> None:
         """Returns once the fence is up."""
