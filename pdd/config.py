@@ -60,12 +60,40 @@ def _peer_address(text: str) -> str:
     return str(parse_address(text))
 
 
+_PROVIDERS = ("efa", "verbs", "tcp")
+_NO_PROVIDERS = {
+    "net": "libfabric before 1.18 calls tcp that; write tcp",
+    "verbs;ofi_rxm": "write verbs",
+    "shm": "it cannot carry KV: nothing stops the writes of a peer that died or hangs; on one host, tcp over loopback can",
+    "tcp;ofi_rxm": "it crashes: 1.17 when an endpoint closes under incoming writes, 2.x in the survivor of a killed peer",
+    "sockets": "it starves its own progress thread and is deprecated",
+}
+
+
+def _provider(text: str) -> str:
+    """One that pdd can fence; native code refuses the same ones, whoever asks."""
+    if text not in _PROVIDERS:
+        why = _NO_PROVIDERS.get(text, "it is none that pdd uses")
+        raise ValueError(f"{text!r} is refused: {why} (one of {', '.join(_PROVIDERS)})")
+    return text
+
+
+def _wanted_provider(text: str) -> str:
+    return text if text == "auto" else _provider(text)
+
+
+def _required_provider(text: str) -> str:
+    return _provider(text) if text else text
+
+
 _DURATION = TextForm("duration", units.parse_duration, units.format_duration)
 _SIZE = TextForm("size", units.parse_size, units.format_size)
 Duration = Annotated[
     float, _reader(_DURATION), _DURATION, WithJsonSchema({"type": "string", "examples": ["30s", "5m"]})
 ]
 Size = Annotated[int, _reader(_SIZE), _SIZE, WithJsonSchema({"type": "string", "examples": ["8MiB"]})]
+Provider = Annotated[str, AfterValidator(_wanted_provider)]
+RequiredProvider = Annotated[str, AfterValidator(_required_provider)]
 ListenAddress = Annotated[str, AfterValidator(_listen_address)]
 OptionalListenAddress = Annotated[str, AfterValidator(_optional_listen_address)]
 PeerAddress = Annotated[str, AfterValidator(_peer_address)]
@@ -165,14 +193,13 @@ class Kv(Section):
 class Fabric(Section):
     """How KV travels between nodes."""
 
-    provider: str = Field(
+    provider: Provider = Field(
         default="auto",
-        pattern=r"^[a-z0-9_]+(;[a-z0-9_]+)?$",
         description="libfabric provider: auto, efa, verbs or tcp. auto: the best one present.",
     )
     library: str = Field(default="", description="Path of libfabric.so.1. Empty: the newest one found.")
     bind: Strings = Field(default=(), description="Local address or domain name per NIC. Empty: chosen.")
-    require: str = Field(default="", description="Provider that must be in use, else the start fails. Empty: any.")
+    require: RequiredProvider = Field(default="", description="Provider that must be in use, else the start fails. Empty: any.")
     window_ops: int = Field(default=64, ge=1, le=65536, description="Writes in flight per peer and NIC.")
     window_bytes: Size = Field(default=8 << 20, ge=4096, description="Bytes in flight per peer and NIC.")
     idle: Literal["auto", "spin", "block"] = Field(

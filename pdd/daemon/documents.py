@@ -85,7 +85,7 @@ class Documents:
             writes=int(stats.get("writes", 0)), bytes=int(stats.get("bytes", 0)), units=int(stats.get("units", 0)),
             active=int(stats.get("active_transfers", 0)), attempts=view.num_attempts, prefills=view.num_jobs,
             failed=sum(count for reason, count in view.failures().items() if reason != "cancelled"),
-            units_received=received, bytes_received=received * view.page_bytes,
+            units_received=received, bytes_received=view.bytes_received,
             stale_units=int(stats.get("stale_units", 0)),
         )  # fmt: skip
 
@@ -181,7 +181,7 @@ class Documents:
         totals, tries, prefills = self._totals(), view.attempt_counts, view.prefill_counts
         traffic = metrics.Snapshot(
             writes=totals.writes, bytes=totals.bytes, units=totals.units, units_received=totals.units_received,
-            stale_units=totals.stale_units, transfers_active=totals.active, sets_failed=prefills.failed,
+            stale_units=totals.stale_units, transfers_active=totals.active, sets_failed=prefills.failed + prefills.peer_lost,
             failures=view.failures(),
             fallbacks={"prefiller": tries.retries, "local": tries.local_fallbacks, "error": tries.failed},
             attempts=tries.attempts, attempts_open=totals.attempts, attempts_expired=tries.stalls,

@@ -6,6 +6,7 @@ The daemon maps what the ranks made (memfd by SCM_RIGHTS); the same bytes are re
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import time
@@ -45,10 +46,10 @@ class KvFabric:
         self._memory: list[_native.MappedMemory] = []
         self._rdma_devices = sorted(os.listdir(_RDMA)) if os.path.isdir(_RDMA) else []
         wanted = config.fabric
-        source = _source_address(config)
+        towards = _addresses_towards(config)
         try:
             self.fabric = _native.Fabric(
-                provider=wanted.provider, library=wanted.library, bind=list(wanted.bind), source=source,
+                provider=wanted.provider, library=wanted.library, bind=list(wanted.bind), source=choose_source(towards),
                 require=wanted.require, window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
             )
         except _native.FabricError as error:
@@ -58,12 +59,11 @@ class KvFabric:
             raise FabricFailure(str(error), hint=hint) from None
         self.caps: dict[str, Any] = self.fabric.caps
         self.provider: str = self.caps["kind"]
-        if self.caps["fence"] != "endpoint":
+        assert self.caps["fence"] == "endpoint"  # the config admits no provider that cannot fence
+        if self.provider == "tcp" and not wanted.bind and (mixed := mixed_families(towards)):
             self.fabric.close()
-            raise ConfigError(
-                f"fabric.provider = {self.provider} cannot carry KV: nothing stops the writes of a peer that died or hangs",
-                hint="on one host, tcp over loopback can",
-            )
+            raise ConfigError(mixed, hint="give all prefillers addresses of one family, or set fabric.bind to an "
+                              "address of this node that all of them reach")
         self.events = FabricEvents(self.fabric, EventKinds(
             imm_reached=_native.IMM_REACHED, imm_overrun=_native.IMM_OVERRUN, transfer_done=_native.TRANSFER_DONE,
             endpoint_failed=_native.ENDPOINT_FAILED, endpoint_closed=_native.ENDPOINT_CLOSED,
@@ -113,6 +113,7 @@ class KvFabric:
         node = LocalNode(
             name=config.node.name, role=config.node.role, epoch=epoch, version=version, provider=self.provider,
             geometry=geometry, regions=self.regions, token=token,
+            max_tokens=min(rank.max_context, rank.num_pages * rank.page_size) if peers.listen else 0,
         )
         settings = LinkSettings(
             heartbeat=peers.heartbeat, suspect_after=peers.suspect_after, dead_after=peers.dead_after,
@@ -147,15 +148,27 @@ class KvFabric:
         return (schema.Finding(id="F011", level="warn", message=message),)
 
 
-def _source_address(config: Config) -> str:
-    """The local address that peers reach this node by, or "" when any will do."""
+def _addresses_towards(config: Config) -> dict[str, str]:
+    """By peer: the address of this node that it is reached from. A prefiller has one, that it listens on; "" is any."""
     if config.peers.listen:
         address = parse_address(config.peers.listen)
         host = numeric_host(address.host, address.port)
-        return "" if host in _WILDCARDS else host
-    for peer in config.peers.static:
-        address = parse_address(peer)
-        found = local_address_towards(address.host, address.port)
-        if found is not None:
-            return found
-    return ""
+        return {config.peers.listen: "" if host in _WILDCARDS else host}
+    peers = {peer: parse_address(peer) for peer in config.peers.static}
+    found = {peer: local_address_towards(address.host, address.port) for peer, address in peers.items()}
+    return {peer: local for peer, local in found.items() if local is not None}
+
+
+def choose_source(towards: dict[str, str]) -> str:
+    """The address for a fabric that has one; "" is any. A peer on this host reaches an outer address too, but a peer
+    elsewhere does not reach loopback."""
+    outer = [local for local in towards.values() if local and not ipaddress.ip_address(local).is_loopback]
+    return next(iter(outer or towards.values()), "")
+
+
+def mixed_families(towards: dict[str, str]) -> str:
+    """What is wrong when peers are reached by IPv4 and IPv6: a tcp endpoint has one family. "" when nothing is."""
+    by_version = {ipaddress.ip_address(local).version: peer for peer, local in towards.items() if local}
+    if len(by_version) < 2:
+        return ""
+    return f"peers.static mixes IPv4 ({by_version[4]}) and IPv6 ({by_version[6]}), and the fabric over tcp has one family"

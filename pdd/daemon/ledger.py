@@ -16,6 +16,7 @@ from pdd.engine.request import EngineEvent, Finished, FinishReason, KvReserved, 
 from pdd.messenger.status import AttemptDone, JobDone
 
 _MOST_FINISHED = 512
+_FINISH = {"": FinishReason.STOP, "cancelled": FinishReason.ABORT}  # of a prefill, by how its job ended
 
 
 @dataclasses.dataclass(slots=True)
@@ -61,17 +62,12 @@ class Ledger:
     def __init__(self, clock: Callable[[], float], *, keep_prompts: bool = False) -> None:
         self._clock = clock
         self._keep_prompts = keep_prompts
-        self._unit_bytes = 0
         self.prompt_tokens = 0  # of all requests that clients had taken
         self._live: dict[str, Entry] = {}
         self._finished: collections.OrderedDict[str, Entry] = collections.OrderedDict()
 
     def __len__(self) -> int:
         return len(self._live)
-
-    def unit_is(self, num_bytes: int) -> None:
-        """Bytes that one unit stands for: a page of one layer."""
-        self._unit_bytes = num_bytes
 
     def live(self) -> dict[str, Entry]:
         return dict(self._live)
@@ -127,13 +123,13 @@ class Ledger:
             return
         entry.peer, entry.asked, entry.why = done.peer, done.asked, done.why
         if done.whole:
-            entry.whole, entry.units, entry.bytes = done.finished, done.units, done.units * self._unit_bytes
+            entry.whole, entry.units, entry.bytes = done.finished, done.units, done.bytes
 
     def job_done(self, job: JobDone) -> None:
         """A prefill for a decoder is over."""
         entry = Entry(
             job.request_id, "prefill", job.received, job.num_tokens, None, job.peer, job.attempt, 1, started=job.started,
-            computed=job.computed, finished=job.finished, reason="stop" if job.whole else "error",
+            computed=job.computed, finished=job.finished, reason=_FINISH.get(job.reason, FinishReason.ERROR).value,
             error=job.error, units=job.units, writes=job.writes, bytes=job.bytes, busy_seconds=job.busy_seconds,
             exposed_seconds=job.exposed_seconds,
         )

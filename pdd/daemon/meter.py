@@ -24,11 +24,10 @@ class Meter:
         self._metrics = metrics
         self._ledger = ledger
         self._via = ""
-        self._page_bytes = 0
 
-    def moves_pages(self, via: str, page_bytes: int) -> None:
-        """The fabric is open. `page_bytes`: of one unit, a page of one layer."""
-        self._via, self._page_bytes = via, page_bytes
+    def goes_via(self, via: str) -> None:
+        """The fabric is open, over this provider."""
+        self._via = via
         self._metrics.sees_provider(via)
 
     def engine_event(self, event: EngineEvent) -> None:
@@ -46,27 +45,26 @@ class Meter:
     def attempt_done(self, done: AttemptDone) -> None:
         """A try at the KV of a prompt is over."""
         if not done.whole:
-            unasked = not done.peer and done.reason != "cancelled"
-            self.failures["no_prefiller" if unasked else done.reason] += 1
+            self.failures[done.reason] += 1
         if not done.peer:  # nobody was asked
             return
         flow = self.flows.of(done.peer, IN)
         if done.whole:
             seconds = 0.0 if done.asked is None else done.finished - done.asked  # None: there was nothing to send
-            flow.bytes += done.units * self._page_bytes
+            flow.bytes += done.bytes
             flow.units += done.units
             flow.times.append(seconds)
             self._metrics.kv_transfer.labels(IN, self._via).observe(seconds)
         elif done.reason != "cancelled":
             flow.failed += 1
 
-    def job_done(self, done: JobDone, *, failed: bool) -> None:
-        """A prefill for a decoder is over. `failed`: neither whole nor only cancelled."""
+    def job_done(self, done: JobDone) -> None:
+        """A prefill for a decoder is over."""
         flow = self.flows.of(done.peer, OUT)
         flow.writes += done.writes
         flow.bytes += done.bytes
         flow.units += done.units
-        flow.failed += failed
+        flow.failed += done.reason not in ("", "cancelled")
         if done.whole and done.started is not None:
             flow.times.append(done.busy_seconds)
             self._metrics.kv_transfer.labels(OUT, self._via).observe(done.busy_seconds)

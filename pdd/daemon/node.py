@@ -55,7 +55,7 @@ from pdd.messenger import wire
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.router import route
-from pdd.messenger.settings import DecoderSettings, PrefillLimits
+from pdd.messenger.settings import DecoderSettings
 from pdd.messenger.status import AttemptDone, JobDone
 from pdd.metrics import Metrics
 from pdd.model.tokenizer import Tokenizer
@@ -110,7 +110,6 @@ class Node:
         self._dispatch = Dispatch()
         for consumer in (self.ledger.engine_event, self._service.engine_event, self.meter.engine_event):
             self._dispatch.add(consumer)
-        self._num_failed_jobs = 0
         self._control: ControlServer | None = None
         self._api: ApiServer | None = None
         self._api_task: asyncio.Task[None] | None = None
@@ -198,7 +197,7 @@ class Node:
     async def _register_memory(self, fabric: KvFabric) -> None:
         self.phase = Phase("register")
         await asyncio.to_thread(fabric.take_memory, self.ranks)
-        self.meter.moves_pages(fabric.provider, self.view.page_bytes)
+        self.meter.goes_via(fabric.provider)
 
     def _start_engine(self) -> None:
         assert self._executor is not None
@@ -219,7 +218,6 @@ class Node:
             on_failure=lambda error: loop.call_soon_threadsafe(self._fail, error),
         )
         self.engine.start()
-        self.ledger.unit_is(self.view.page_bytes)
 
     async def _link_peers(self) -> None:
         config, fabric, engine = self.config, self.fabric, self.engine
@@ -239,11 +237,9 @@ class Node:
             self._dispatch.add_fetcher(self.decoder.engine_event, self._not_fetched)
             await self.decoder.start()
         if self._peer_socket is not None:
-            rank = self.ranks[0].ready
             loop = asyncio.get_running_loop()
             self.prefiller = Prefiller(
                 context, self._peer_socket, engine, fabric.planner,
-                PrefillLimits(max_tokens=min(rank.max_context, rank.num_pages * rank.page_size)),
                 watch=fabric.watch, post=loop.call_soon_threadsafe, load=self._load_of_this_node,
                 report=self._job_done,
             )
@@ -282,9 +278,8 @@ class Node:
 
     def _job_done(self, done: JobDone) -> None:
         assert self.prefiller is not None
-        before, self._num_failed_jobs = self._num_failed_jobs, self.prefiller.counters.failed
         self.ledger.job_done(done)
-        self.meter.job_done(done, failed=self._num_failed_jobs > before)
+        self.meter.job_done(done)
 
     def _load_of_this_node(self) -> wire.Load:
         snapshot = self.view.snapshot

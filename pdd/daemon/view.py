@@ -89,11 +89,6 @@ class NodeView:
     def num_layers(self) -> int:
         return self.ranks[0].num_layers if self.ranks else 0
 
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one page of one layer on one rank."""
-        return self.ranks[0].layout.page_bytes if self.ranks else 0
-
     # -- messenger ----------------------------------------------------------------------------------------------------
     def dialled(self) -> tuple[PeerStatus, ...]:
         """The prefillers of this decoder."""
@@ -124,6 +119,11 @@ class NodeView:
         return 0 if self._node.prefiller is None else self._node.prefiller.num_jobs
 
     @property
+    def bytes_received(self) -> int:
+        """Bytes of KV that were counted here."""
+        return 0 if self._node.decoder is None else self._node.decoder.bytes_received
+
+    @property
     def attempt_counts(self) -> DecoderCounters:
         return DecoderCounters() if self._node.decoder is None else self._node.decoder.counters
 
@@ -134,7 +134,7 @@ class NodeView:
     def failures(self) -> dict[str, int]:
         """Attempts of this decoder and prefills for decoders that did not complete, by why."""
         found, prefills = dict(self._node.meter.failures), self.prefill_counts
-        for reason in ("refused", "cancelled", "failed"):
+        for reason in ("refused", "cancelled", "failed", "peer_lost"):
             found[reason] = found.get(reason, 0) + getattr(prefills, reason)
         return found
 

@@ -20,9 +20,9 @@ page is served before the queue is, and holds no slot, so an older READY request
 growth, which is page_size tokens of an older request.
 
 Pages that wait for remote KV come back when its prefiller is done, or when the messenger gives the attempt up for want
-of progress. Two nodes that each decode and prefill for the other could wait in a circle, each with all pages reserved
-and the other's prompt in its queue: nothing here sees that. Nothing moves then on either, so the deadline on progress
-of an attempt ends it, and costs the requests a retry. A node that only decodes or only prefills has no such circle.
+of progress. That prefiller waits for no other node: a node that takes prompts of decoders asks nobody for KV, whatever
+its role (the config allows no other). Two nodes that did both for each other could wait in a circle, each with all its
+pages reserved and the other's prompt in its queue, and nothing here would see that.
 
 It does not run, send, sleep or log anything. Owner: the engine thread.
 """

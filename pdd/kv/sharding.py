@@ -197,6 +197,13 @@ def node_units(src: ShardSpec, dst: ShardSpec, num_tokens: int, skip_tokens: int
     return sum(expected_units(src, dst, rank, num_tokens, skip_tokens) for rank in range(dst.tp))
 
 
+def node_bytes(src: ShardSpec, dst: ShardSpec, num_tokens: int, skip_tokens: int = 0) -> int:
+    """Bytes of the writes that `node_units` counts: whole units, the unused slots of the last one included."""
+    first, last = _unit_range(src, dst, num_tokens, skip_tokens)
+    unit_bytes = 2 * min(src.page_size, dst.page_size) * dst.layout.token_bytes  # of one head, K and V
+    return dst.num_layers * dst.tp * dst.heads_per_rank * (last - first) * unit_bytes
+
+
 def plan_node_writes(
     src: ShardSpec, dst: ShardSpec, *, num_tokens: int, skip_tokens: int = 0, src_pages: Sequence[int],
     dst_pages: Sequence[int], source_set: int = 0,

@@ -56,6 +56,7 @@ class Attempt:
     link: PeerLink | None = None
     key: int | None = None
     expected_units: int = 0
+    expected_bytes: int = 0  # that those stand for
     asked: float | None = None  # when the request was sent
     abandoned: bool = False  # nobody wants the result any more: no retry, no error
     failure: Exception | None = None  # why it is given up; decides what the request is told or how it is retried
@@ -69,6 +70,11 @@ class Attempt:
     progress_at: float = 0.0
 
     @property
+    def is_refused(self) -> bool:
+        """The prefiller will never take it."""
+        return self.ended is not None and self.ended.reason == "refused"
+
+    @property
     def id(self) -> int:
         return self.reserved.attempt
 
@@ -76,6 +82,10 @@ class Attempt:
     def num_tokens(self) -> int:
         """Tokens that the prefiller computes for it."""
         return len(self.reserved.tokens)
+
+    def bytes_of(self, num_units: int) -> int:
+        """What so many of its units stand for; they are of one size, or as good as that."""
+        return self.expected_bytes * num_units // self.expected_units if self.expected_units else 0
 
     @property
     def fits_a_frame(self) -> bool:

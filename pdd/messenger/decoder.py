@@ -24,7 +24,6 @@ from pdd.engine.request import EngineEvent, EngineInbox, Finished, KvAbandoned, 
 from pdd.errors import (
     Draining,
     FabricFailure,
-    NoPrefiller,
     PddError,
     PeerLost,
     PeerProtocol,
@@ -34,20 +33,22 @@ from pdd.errors import (
 )
 from pdd.messenger import wire
 from pdd.messenger.attempt import TABLE, Attempt, AttemptState
+from pdd.messenger.awake import AwakeTime
+from pdd.messenger.book import AttemptBook
 from pdd.messenger.chooser import Chooser
+from pdd.messenger.deadlines import Deadlines, Late
 from pdd.messenger.link import LinkContext, PeerLink, Pulse
 from pdd.messenger.peers import Backoff, Connect, PeerTable, open_tcp
 from pdd.messenger.ports import Planner
 from pdd.messenger.progress import LinkView
 from pdd.messenger.quiet import QuietLog
-from pdd.messenger.retries import Retries
 from pdd.messenger.settings import DecoderSettings
 from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus, added
+from pdd.messenger.verdict import Judge, reason
 from pdd.states import State
 
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 10
-_NUM_ABSENT = 3  # heartbeats without an attempt that say: the prefiller has no work left for it
 _FENCE_ALARM_SECONDS = 30.0
 
 
@@ -65,19 +66,15 @@ class Decoder:
         self._fabric = context.fabric
         self._inbox = inbox
         self._planner = planner
-        self._settings = settings
+        self._deadlines = Deadlines(context.settings.dead_after, settings.prefill_stall_timeout)
         self._report = report
-        self._attempts: dict[int, Attempt] = {}
-        self._by_key: dict[int, Attempt] = {}
-        self._views: dict[PeerLink, LinkView] = {}
-        self._retries = Retries()
-        self._chooser = Chooser(self.peers, self._outstanding, context.clock)
+        self._book = AttemptBook(context.fabric)
+        self._judge = Judge(Chooser(self.peers, self._book.outstanding, context.clock), settings)
         self._quiet = QuietLog(_log, context.clock)
         self._closing = False
         self._ticker: asyncio.Task[None] | None = None
         self._tick_seconds = context.settings.heartbeat / _TICKS_PER_HEARTBEAT
-        self._ran = 0.0  # seconds that this process ran, as the ticks saw it
-        self._last_tick_at = context.clock()
+        self._awake = AwakeTime(context.clock, self._tick_seconds)
         context.events.on_immediates(self)
 
     async def start(self) -> None:
@@ -91,26 +88,27 @@ class Decoder:
         if self._ticker is not None:
             self._ticker.cancel()
             await asyncio.gather(self._ticker, return_exceptions=True)
-        for attempt in list(self._attempts.values()):
+        for attempt in self._book.all():
             if attempt.state.value is AttemptState.CHOOSING:
-                self._give_up(attempt, Draining("this node is shutting down"))
+                self._place(attempt)
 
     # -- asking ---------------------------------------------------------------------------------------------------
     def attempts(self) -> tuple[AttemptStatus, ...]:
         """Every attempt that is not settled for good, the oldest first."""
-        now = self._context.clock()
-        return tuple(
-            attempt.status(now, self._fabric.imm_arrived(attempt.key) if attempt.key is not None else 0)
-            for attempt in self._attempts.values()
-        )
+        return self._book.status(self._context.clock())
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that all units stand for which attempts have counted. Monotonic."""
+        return self.counters.bytes + self._book.bytes_in_hand()
 
     @property
     def num_open(self) -> int:
         """Attempts that are not settled for good."""
-        return len(self._attempts)
+        return len(self._book)
 
     def peer_status(self) -> tuple[PeerStatus, ...]:
-        return self.peers.status(self._outstanding)
+        return self.peers.status(self._book.outstanding)
 
     # -- from the engine --------------------------------------------------------------------------------------------
     def engine_event(self, event: EngineEvent) -> None:
@@ -121,7 +119,7 @@ class Decoder:
             case KvAbandoned():
                 self._abandon(event.attempt)
             case Finished():
-                self._retries.forget(event.request_id)
+                self._judge.retries.forget(event.request_id)
 
     def _begin(self, reserved: KvReserved) -> None:
         context = self._context
@@ -129,16 +127,13 @@ class Decoder:
         state = State(
             "attempt", ident, AttemptState.CHOOSING, TABLE, clock=context.clock, recorder=context.recorder
         )  # fmt: skip
-        attempt = Attempt(reserved, state, progress_at=self._ran)
-        self._attempts[attempt.id] = attempt
+        attempt = Attempt(reserved, state, progress_at=self._awake.seconds)
+        self._book.enter(attempt)
         self._count(attempts=1)
-        if self._closing:
-            self._give_up(attempt, Draining("this node is shutting down"))
-        else:
-            self._attend(attempt, self._place)
+        self._attend(attempt, self._place)
 
     def _abandon(self, number: int) -> None:
-        attempt = self._attempts.get(number)
+        attempt = self._book.get(number)
         if attempt is None:  # settled while the event was on its way
             return
         attempt.abandoned = True
@@ -150,31 +145,30 @@ class Decoder:
     # -- asking a prefiller -----------------------------------------------------------------------------------------
     def _place(self, attempt: Attempt) -> None:
         """Gives a CHOOSING attempt to a prefiller, lets it wait for one, or gives it up."""
-        link = self._chooser.choose(self._retries.of(attempt.reserved.request_id))
+        if self._closing:
+            self._give_up(attempt, Draining("this node is shutting down"))
+            return
+        link = self._judge.choose(attempt)
         if link is not None:
             self._ask(attempt, link)
-            return
-        if not self._chooser.may_wait():
-            self._give_up(attempt, self._chooser.nobody(self._retries.of(attempt.reserved.request_id)))
+        elif not self._judge.may_wait(attempt):
+            self._give_up(attempt, self._judge.nobody(attempt))
 
     def _ask(self, attempt: Attempt, link: PeerLink) -> None:
-        reserved = attempt.reserved
         if not attempt.fits_a_frame:
             self._give_up(attempt, PromptTooLong(f"{attempt.num_tokens} tokens do not fit a request to a prefiller"))
             return
-        attempt.expected_units = self._planner.expected_units(
-            link.peer.geometry, self._context.node.geometry, attempt.num_tokens, reserved.skip_tokens
-        )
+        shape = link.peer.geometry, self._context.node.geometry, attempt.num_tokens, attempt.reserved.skip_tokens
+        attempt.expected_units = self._planner.expected_units(*shape)
+        attempt.expected_bytes = self._planner.expected_bytes(*shape)
         assert link.endpoint is not None
         try:
             key = self._fabric.imm_allocate(link.endpoint)
         except RuntimeError as error:  # FabricError
             self._give_up(attempt, FabricFailure(f"no key for {link.name}: {error}"))
             return
-        attempt.link, attempt.key = link, key
-        attempt.progress_at = self._ran
-        self._by_key[key] = attempt
-        self._views[link].attempts[attempt.id] = attempt
+        attempt.progress_at = self._awake.seconds
+        self._book.give(attempt, link, key)
         attempt.state.move(AttemptState.ARMED, link.name)
         if attempt.expected_units == 0:
             self._whole(attempt)
@@ -187,32 +181,33 @@ class Decoder:
     def _cancel(self, attempt: Attempt, why: str) -> None:
         assert attempt.link is not None
         attempt.state.move(AttemptState.CANCELLING, why)
-        attempt.progress_at = self._ran
+        attempt.progress_at = self._awake.seconds
         self._count(cancels=1)
         attempt.link.send(wire.Cancel(attempt=attempt.id))
 
     # -- fabric events (ImmHandler) ---------------------------------------------------------------------------------
     def imm_reached(self, key: int, arrived: int) -> None:
         """The event may be about an earlier use of the key; the count itself is what proves."""
-        attempt = self._by_key.get(key)
-        if attempt is None or attempt.state.value is AttemptState.FENCING:
-            return
-        if self._fabric.imm_arrived(key) == attempt.expected_units:
+        attempt = self._book.by_key(key)
+        if attempt is not None and self._book.arrived(attempt) == attempt.expected_units:
             self._whole(attempt)
 
     def imm_overrun(self, key: int, arrived: int) -> None:
-        attempt = self._by_key.get(key)
-        if attempt is None or attempt.state.value is AttemptState.FENCING or attempt.link is None:
+        attempt = self._book.by_key(key)
+        if attempt is None:
             return
-        arrived = self._fabric.imm_arrived(key)
+        assert attempt.link is not None
+        arrived = self._book.arrived(attempt)
         if arrived > attempt.expected_units:
             self._count(overruns=1)
-            self._fence(attempt, f"{arrived} units arrived where {attempt.expected_units} were expected")
+            why = f"{arrived} units arrived where {attempt.expected_units} were expected"
+            attempt.failure = attempt.failure or PeerProtocol(f"{attempt.link.name}: {why}")
+            self._fence(attempt, why)
 
     # -- link events (LinkHandler) ----------------------------------------------------------------------------------
     def link_up(self, link: PeerLink) -> None:
-        self._views.setdefault(link, LinkView())
-        for attempt in list(self._attempts.values()):
+        self._book.views.setdefault(link, LinkView())
+        for attempt in self._book.all():
             if attempt.state.value is AttemptState.CHOOSING:
                 self._attend(attempt, self._place)
 
@@ -221,23 +216,23 @@ class Decoder:
             case wire.PrefillEnded():
                 self._ended(link, message)
             case wire.Heartbeat():
-                self._views[link].hear(message, self._ran)
+                self._book.views[link].hear(message, self._awake.seconds)
             case _:
                 raise PeerProtocol(f"a {type(message).__name__} came from a prefiller")
 
     def link_down(self, link: PeerLink) -> None:
-        for attempt in list(self._views[link].attempts.values()):
+        for attempt in list(self._book.views[link].attempts.values()):
             self._attend(attempt, self._quarantine)
 
     def link_closed(self, link: PeerLink) -> None:
-        for attempt in list(self._views.pop(link).attempts.values()):
+        for attempt in list(self._book.views.pop(link).attempts.values()):
             self._attend(attempt, self._release_fenced)
 
     def pulse(self, link: PeerLink) -> Pulse:
         return Pulse()  # nobody asks a decoder for work
 
     def _ended(self, link: PeerLink, ended: wire.PrefillEnded) -> None:
-        attempt = self._views[link].attempts.get(ended.attempt)
+        attempt = self._book.views[link].attempts.get(ended.attempt)
         if attempt is None or attempt.state.value not in (AttemptState.REQUESTED, AttemptState.CANCELLING):
             return  # an answer to a cancel that crossed the end
         attempt.ended = ended
@@ -262,7 +257,7 @@ class Decoder:
             self._fence(attempt, f"{arrived} units arrived though only {ended.ok_units} were written")
         elif attempt.state.value is not AttemptState.DRAINING:
             attempt.state.move(AttemptState.DRAINING, f"{ended.ok_units - arrived} units on the way")
-            attempt.progress_at = self._ran
+            attempt.progress_at = self._awake.seconds
 
     def _attend(self, attempt: Attempt, work: Callable[[Attempt], None]) -> None:
         """Does `work` for one attempt. What goes wrong with it costs its own link at most, not the other attempts."""
@@ -284,64 +279,50 @@ class Decoder:
 
     def tick(self) -> None:
         """Checks every deadline. Called many times per heartbeat."""
-        now = self._context.clock()
-        self._ran += min(now - self._last_tick_at, 2 * self._tick_seconds)
-        self._last_tick_at = now
-        for attempt in list(self._attempts.values()):
+        self._awake.tick()
+        for attempt in self._book.all():
             self._attend(attempt, self._check)
 
     def _check(self, attempt: Attempt) -> None:
-        dead_after = self._context.settings.dead_after
         match attempt.state.value:
             case AttemptState.CHOOSING:
                 self._place(attempt)
-            case AttemptState.REQUESTED:
-                self._check_progress(attempt)
-            case AttemptState.CANCELLING:
-                if self._still_for(attempt) >= dead_after:
-                    self._fence(attempt, f"a cancel was not answered within {dead_after:g} s")
-            case AttemptState.DRAINING:
-                assert attempt.ended is not None
-                self._compare_counts(attempt, attempt.ended)
-                if attempt.state.value is AttemptState.DRAINING and self._still_for(attempt) >= dead_after:
-                    missing = attempt.ended.ok_units - attempt.arrived_units
-                    self._fence(attempt, f"{missing} units that were written have not arrived in {dead_after:g} s")
             case AttemptState.FENCING:
                 age = self._context.clock() - attempt.state.since
                 if age >= _FENCE_ALARM_SECONDS:
                     line = f"attempt {attempt.id} has waited for a fence for over {_FENCE_ALARM_SECONDS:g} s"
                     self._quiet.log(logging.ERROR, f"{line}; {len(attempt.reserved.pages)} pages stay quarantined")
+            case AttemptState.DRAINING:
+                assert attempt.ended is not None
+                self._compare_counts(attempt, attempt.ended)
+                if attempt.state.value is AttemptState.DRAINING:
+                    self._check_deadline(attempt)
+            case _:
+                self._look(attempt)
+                self._check_deadline(attempt)
 
-    def _check_progress(self, attempt: Attempt) -> None:
-        still = self._still_for(attempt)
-        peer_is_done = attempt.num_absent >= _NUM_ABSENT  # and yet units are missing
-        limit = self._context.settings.dead_after if peer_is_done else self._settings.prefill_stall_timeout
-        if still < limit:
-            return
-        assert attempt.link is not None
-        name, counts = attempt.link.name, f"{attempt.arrived_units} of {attempt.expected_units} units are here"
-        attempt.failure = RequestTimeout(f"the prefill on {name} has not advanced for {limit:g} s; {counts}")
-        self._count(stalls=1)
-        self._quiet.log(logging.WARNING, f"{attempt.reserved.request_id}: {attempt.failure}")
-        self._cancel(attempt, "no progress")
-
-    def _still_for(self, attempt: Attempt) -> float:
-        """Seconds without progress; looks at the count first."""
-        self._look(attempt)
-        return self._ran - attempt.progress_at
+    def _check_deadline(self, attempt: Attempt) -> None:
+        match self._deadlines.check(attempt, self._awake.seconds):
+            case Late.LOST, why:
+                self._fence(attempt, why)
+            case Late.STALLED, why:
+                assert attempt.link is not None
+                attempt.failure = RequestTimeout(f"the prefill on {attempt.link.name} {why}")
+                self._count(stalls=1)
+                self._quiet.log(logging.WARNING, f"{attempt.reserved.request_id}: {attempt.failure}")
+                self._cancel(attempt, "no progress")
 
     def _look(self, attempt: Attempt) -> int:
         """Units that have arrived; more than at the last look is progress."""
-        assert attempt.key is not None
-        arrived = self._fabric.imm_arrived(attempt.key)
+        arrived = self._book.arrived(attempt)
         if arrived != attempt.arrived_units:
-            attempt.arrived_units, attempt.progress_at = arrived, self._ran
+            attempt.arrived_units, attempt.progress_at = arrived, self._awake.seconds
         return arrived
 
     # -- ends ---------------------------------------------------------------------------------------------------------
     def _whole(self, attempt: Attempt) -> None:
         self._count(tokens=attempt.num_tokens)
-        self._retries.forget(attempt.reserved.request_id)
+        self._judge.retries.forget(attempt.reserved.request_id)
         self._settle(attempt, KvOutcome.WHOLE, "whole")
 
     def _give_up(self, attempt: Attempt, error: PddError) -> None:
@@ -353,11 +334,7 @@ class Decoder:
     def _settle(self, attempt: Attempt, outcome: KvOutcome, why: str) -> None:
         """WHOLE or RELEASED: the last word about an attempt. Nothing that names its pages can land any more."""
         attempt.state.move(AttemptState.DONE, why)
-        if attempt.key is not None:
-            attempt.arrived_units = self._retire(attempt)
-        if attempt.link is not None:
-            self._views[attempt.link].attempts.pop(attempt.id, None)
-        del self._attempts[attempt.id]
+        self._book.strike(attempt)
         self._tell(attempt, whole=outcome is KvOutcome.WHOLE)
         if outcome is KvOutcome.WHOLE:
             self._count(whole=1)
@@ -371,7 +348,7 @@ class Decoder:
         """The first word about an attempt whose link has ended; the second comes with the fence."""
         assert attempt.link is not None
         link = attempt.link
-        if attempt.key is not None and self._fabric.imm_arrived(attempt.key) == attempt.expected_units:
+        if self._look(attempt) == attempt.expected_units:
             self._whole(attempt)  # every unit had come before the end
             return
         if attempt.failure is None:
@@ -383,50 +360,30 @@ class Decoder:
         self._tell(attempt, whole=False)
 
     def _release_fenced(self, attempt: Attempt) -> None:
-        self._retire(attempt)
         attempt.state.move(AttemptState.DONE, "fenced")
-        del self._attempts[attempt.id]
+        self._book.strike(attempt)
         self._inbox.kv_settled(attempt.id, KvOutcome.RELEASED)
 
     def _tell(self, attempt: Attempt, *, whole: bool) -> None:
         """Reports an attempt that is over, as far as its request is concerned."""
+        num_bytes = attempt.bytes_of(attempt.arrived_units)
+        self._count(bytes=num_bytes)
         self._report(
             AttemptDone(
                 request_id=attempt.reserved.request_id, attempt=attempt.id,
                 peer=attempt.link.name if attempt.link is not None else "", whole=whole, why=attempt.state.why,
-                reason="" if whole else _reason(attempt), asked=attempt.asked, finished=attempt.state.since,
-                units=attempt.arrived_units,
+                reason="" if whole else reason(attempt), asked=attempt.asked, finished=attempt.state.since,
+                units=attempt.arrived_units, bytes=num_bytes,
             )
         )  # fmt: skip
 
     def _verdict(self, attempt: Attempt) -> tuple[KvSource | None, Exception | None]:
-        """What becomes of the request: tried again, prefilled here, or told an error."""
-        request_id = attempt.reserved.request_id
-        if attempt.abandoned:
-            self._retries.forget(request_id)
-            return None, None
-        epoch = attempt.link.peer.epoch if attempt.link is not None else None
-        refused = attempt.ended is not None and attempt.ended.reason == "refused"
-        error = attempt.failure or PeerLost("the attempt ended without a cause")
-        tries = self._retries.failed(request_id, epoch, str(error), refused=refused)
-        may_retry = attempt.retryable and tries.num_failed < self._settings.max_attempts and not self._closing
-        if may_retry and (self._chooser.choose(tries) is not None or self._chooser.may_wait()):
-            self._count(retries=1)
-            return KvSource.REMOTE, None
-        self._retries.forget(request_id)
-        if self._settings.local_fallback and not self._closing:
-            self._count(local_fallbacks=1)
-            return KvSource.LOCAL, None
-        self._count(failed=1)
-        if tries.num_failed > 1 and not isinstance(error, NoPrefiller):
-            tried = f"{tries.num_failed} attempts"
-            error = PrefillRefused(f"no prefiller served this request in {tried}; the last: {error}")
-        return None, error
-
-    def _retire(self, attempt: Attempt) -> int:
-        assert attempt.key is not None
-        del self._by_key[attempt.key]
-        return self._fabric.imm_retire(attempt.key)
+        verdict = self._judge.failed(attempt, closing=self._closing)
+        self._count(
+            retries=verdict.retry is KvSource.REMOTE, local_fallbacks=verdict.retry is KvSource.LOCAL,
+            failed=verdict.error is not None,
+        )  # fmt: skip
+        return verdict.retry, verdict.error
 
     def _fence(self, attempt: Attempt, why: str) -> None:
         """Ends the link of an attempt whose writes nobody can account for; `link_down` does the rest."""
@@ -434,25 +391,5 @@ class Decoder:
         self._count(fences=1)
         attempt.link.fence(PeerProtocol(f"{attempt.reserved.request_id}: {why}"))
 
-    def _outstanding(self, link: PeerLink) -> tuple[int, int]:
-        view = self._views.get(link)
-        return (len(view.attempts), view.num_tokens) if view is not None else (0, 0)
-
     def _count(self, **amounts: int) -> None:
         self.counters = added(self.counters, **amounts)
-
-
-def _reason(attempt: Attempt) -> str:
-    """Why an attempt is not whole, as a metric's label."""
-    match attempt.failure:
-        case _ if attempt.abandoned:
-            return "cancelled"
-        case PeerLost():
-            return "peer_lost"
-        case RequestTimeout():
-            return "stalled"
-        case PeerProtocol():
-            return "overrun"
-        case PrefillRefused() if attempt.ended is not None and attempt.ended.reason == "refused":
-            return "refused"
-    return "failed"

@@ -2,8 +2,8 @@
 
 A length beyond the limit, a payload that is no message, or an end inside a frame raises PeerProtocol: the caller logs
 one line and drops the connection. Sending never waits: what the peer does not read is buffered up to
-`max_unsent_bytes`, and more than that means that the peer is not alive in any useful sense. It does not retry, time
-anything or know message order.
+`max_unsent_bytes`, and more than that means that the peer is not alive in any useful sense. Closing lingers, so that the
+last message is read (linger.py). It does not retry, time anything else or know message order.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 from pdd.address import Address
 from pdd.errors import PeerLost, PeerProtocol
 from pdd.messenger import wire
+from pdd.messenger.linger import Linger
 
 _HEADER = struct.Struct(">I")
 _READ_BYTES = 64 << 10
@@ -61,6 +62,7 @@ class FrameStream:
         self._writer = writer
         self._buffer = FrameBuffer(wire.MAX_HANDSHAKE_BYTES)
         self._max_unsent_bytes = max_unsent_bytes
+        self._is_over = False  # closed or dropped by this side
         self.num_received_bytes = 0
 
     @property
@@ -69,12 +71,19 @@ class FrameStream:
         name = self._writer.get_extra_info("peername")
         return str(Address(name[0], name[1])) if isinstance(name, tuple) and len(name) >= 2 else str(name)
 
+    @property
+    def lingers(self) -> bool:
+        """It was closed here, and the peer has not ended it yet."""
+        return self._is_over and not self._writer.transport.is_closing()
+
     def allow_large_frames(self) -> None:
         self._buffer.limit = wire.MAX_FRAME_BYTES
 
     async def receive_payload(self) -> bytes:
         """The next payload. Raises PeerLost at the end of the stream, PeerProtocol for what is no frame."""
         while (payload := self._buffer.next()) is None:
+            if self._is_over:
+                raise PeerLost("the connection is closed")
             try:
                 data = await self._reader.read(_READ_BYTES)
             except OSError as error:
@@ -100,29 +109,38 @@ class FrameStream:
         if len(payload) > wire.MAX_FRAME_BYTES:
             raise ValueError(f"a {type(message).__name__} of {len(payload)} bytes does not fit a frame")
         transport = self._writer.transport
-        if transport.is_closing():
+        if self._is_over or transport.is_closing():
             raise PeerLost("the connection is closed")
         unsent = transport.get_write_buffer_size()
         if unsent > self._max_unsent_bytes:
             raise PeerLost(f"the peer does not read: {unsent} bytes wait to be sent")
         self._writer.write(_HEADER.pack(len(payload)) + payload)
 
-    def close(self, linger_seconds: float) -> None:
-        """Closes once what is queued is sent; what is not within `linger_seconds` is dropped. Returns at once."""
+    def close(self) -> None:
+        """Ends the connection once what is queued is sent and the peer has ended it too, or is too slow to. Returns at
+        once; whoever waits for a message hears of the end at once, too."""
         transport = self._writer.transport
-        if transport.is_closing():
+        if self._is_over or transport.is_closing():
             return
-        self._writer.close()
-        if transport.get_write_buffer_size():
-            asyncio.get_running_loop().call_later(linger_seconds, transport.abort)
+        self._is_over = True
+        if self._reader.at_eof():  # the peer's end has come: nothing that arrives can reset the connection
+            transport.close()
+        Linger(self._writer).begin()
+        self._reader.feed_eof()
 
     async def wait_closed(self) -> None:
-        """Returns once the connection is gone; `close` or `abort` came before."""
+        """Returns once the connection is gone; `close` or `abort` came before. Cancelling the wait drops it."""
+        waiting = asyncio.create_task(self._writer.wait_closed())
+        waiting.add_done_callback(lambda task: task.cancelled() or task.exception())  # somebody has looked
         try:
-            await self._writer.wait_closed()
+            await asyncio.shield(waiting)  # others may wait for the same end
         except OSError:
             return  # it broke before it was closed, which is as good
+        except asyncio.CancelledError:
+            self.abort()
+            raise
 
     def abort(self) -> None:
         """Drops the connection at once; queued bytes are lost."""
+        self._is_over = True
         self._writer.transport.abort()

@@ -42,6 +42,7 @@ class LocalNode:
     geometry: wire.Geometry
     regions: tuple[int, ...]  # fabric regions of the KV memory, one per rank
     token: bytes | None = dataclasses.field(default=None, repr=False)
+    max_tokens: int = 0  # most tokens of one prompt that this node prefills for a peer; 0: it prefills for nobody
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ async def exchange_hello(
     def hello(descriptor: bytes) -> wire.Hello:
         return wire.Hello(
             name=node.name, role=node.role, epoch=node.epoch, provider=node.provider, geometry=node.geometry,
-            descriptor=descriptor, version=node.version, dialled=dialled[:256],
+            descriptor=descriptor, version=node.version, dialled=dialled[:256], max_tokens=node.max_tokens,
         )  # fmt: skip
 
     if dialled:

@@ -34,7 +34,7 @@ TABLE = {
 class Ending:
     """Why a job is not whole, in the decoder's words."""
 
-    reason: str  # "cancelled", "refused": will never be taken here, "draining", "failed"
+    reason: str  # "cancelled", "refused": will never be taken here, "draining", "failed"; "peer_lost" goes nowhere
     message: str
     retryable: bool = True
 

@@ -19,12 +19,13 @@ import asyncio
 import dataclasses
 import enum
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
 from pdd.errors import FabricFailure, PddError, PeerIncompatible, PeerLost, PeerProtocol
 from pdd.messenger import handshake, wire
+from pdd.messenger.awake import AwakeTime
 from pdd.messenger.endpoint import LinkEndpoint
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.frames import FrameStream
@@ -34,7 +35,6 @@ from pdd.messenger.settings import LinkSettings
 from pdd.states import Clock, Recorder, State
 
 _log = logging.getLogger(__name__)
-_LINGER_SECONDS = 1.0  # for the goodbye to leave
 _TICKS_PER_HEARTBEAT = 4
 _MAX_ECHOES = 64  # heartbeats whose answer may still come
 _FENCE_ALARM_SECONDS = 1.0  # an error of an endpoint that closes all the same is no news
@@ -151,6 +151,11 @@ class PeerLink:
         return self.state in (LinkState.UP, LinkState.SUSPECT)
 
     @property
+    def lingers(self) -> bool:
+        """The link has ended, and its connection is only kept for the peer to hear of it."""
+        return self._stream.lingers
+
+    @property
     def endpoint(self) -> int | None:
         """The fabric's number of this link's endpoint, once it is open."""
         return self._endpoint.ident
@@ -167,7 +172,8 @@ class PeerLink:
 
     # -- life -----------------------------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Handshake, then messages until the link ends; `error` says why it did. The fence may still be on its way.
+        """Handshake, then messages until the link ends; `error` says why it did. The fence may still be on its way, and
+        the connection may linger: await `wait_hung_up`, too.
 
         Cancelling the task ends the link.
         """
@@ -175,7 +181,7 @@ class PeerLink:
         try:
             await self._shake_hands()
             if self.is_up:
-                tasks = [asyncio.create_task(self._guard(work)) for work in (self._receive(), self._beat())]
+                tasks = [asyncio.create_task(self._guard(work)) for work in (self._receive, self._beat)]
                 await self._ended.wait()
         except asyncio.CancelledError:
             self.fence(PeerLost(wire.ORDERLY))
@@ -185,10 +191,7 @@ class PeerLink:
         finally:
             for task in tasks:
                 task.cancel()
-            try:
-                await asyncio.gather(*tasks, return_exceptions=True)
-            finally:  # also when this is cancelled a second time
-                await self._stream.wait_closed()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def fence(self, error: PddError) -> None:
         """Ends the link now, for `error`. Idempotent: the first cause stays."""
@@ -199,7 +202,7 @@ class PeerLink:
         self._state.move(LinkState.CLOSING, str(error))
         try:
             self._stream.send(wire.Goodbye(reason=str(error)[:4000]))
-            self._stream.close(_LINGER_SECONDS)
+            self._stream.close()
         except Exception:  # it cannot be told, for whatever reason; the reset tells it
             self._stream.abort()
         self._endpoint.close()
@@ -208,13 +211,17 @@ class PeerLink:
             self._tell(self._handler.link_down)
 
     def drop(self, error: PddError) -> None:
-        """Ends the link as `fence` does, and a handshake that waits for the peer too; the peer is not told why."""
+        """Ends the link as `fence` does, and its connection at once: the peer may not hear why."""
         self.fence(error)
-        self._stream.abort()  # the handshake sees the end of the stream
+        self._stream.abort()
 
     async def wait_closed(self) -> None:
         """Returns once the fence is up."""
         await self._closed.wait()
+
+    async def wait_hung_up(self) -> None:
+        """Returns once the connection of a link that has ended is gone: at the latest a moment after its end."""
+        await self._stream.wait_closed()
 
     def send(self, message: wire.Message) -> bool:
         """Queues a message; False when the link has ended or just ended because the peer does not read."""
@@ -333,9 +340,9 @@ class PeerLink:
         _log.exception("the link to %s (%s) ends: this node could not handle it", self.name, self.label)
         self.fence(PeerLost(f"{self._context.node.name} could not handle this link: {error!r}"))
 
-    async def _guard(self, work: Coroutine[None, None, None]) -> None:
+    async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except PddError as error:
             self.fence(error)
         except Exception as error:
@@ -372,17 +379,15 @@ class PeerLink:
         """Sends heartbeats and counts silence, several times per heartbeat."""
         settings = self._context.settings
         tick = settings.heartbeat / _TICKS_PER_HEARTBEAT
-        last_tick_at = self._context.clock()
+        awake = AwakeTime(self._context.clock, tick)
         num_bytes = self._stream.num_received_bytes
         while self.is_up:
             await asyncio.sleep(tick)
-            now = self._context.clock()
-            # A tick that comes late says that this process did not run: that time proves nothing about the peer.
-            ran, last_tick_at = min(now - last_tick_at, 2 * tick), now
+            ran = awake.tick()
             self._silence = 0.0 if self._stream.num_received_bytes != num_bytes else self._silence + ran
             num_bytes = self._stream.num_received_bytes
             self._judge_silence()
-            if now >= self._next_beat_at:
+            if self._context.clock() >= self._next_beat_at:
                 self.beat_now()
 
     def _judge_silence(self) -> None:

@@ -12,6 +12,7 @@ import logging
 import socket
 
 from pdd.errors import PddError, PeerLost
+from pdd.messenger import wire
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
 from pdd.messenger.peers import set_socket_options, wait_fenced, with_link
@@ -20,6 +21,7 @@ from pdd.messenger.status import PeerStatus
 
 _log = logging.getLogger(__name__)
 _MAX_HANDSHAKES = 64  # at once; each holds at most a connection, 256 KiB and, late, an endpoint
+_MAX_LINGERING = 64  # links that have ended while the other end has not hung up yet
 
 
 class PeerListener:
@@ -48,6 +50,8 @@ class PeerListener:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for link in list(self._links):  # whose tasks were cancelled before they had begun
+            await self._end_unheard(link)
         await wait_fenced(links, fence_seconds)
 
     @property
@@ -88,19 +92,31 @@ class PeerListener:
 
     def _make_room(self) -> None:
         """Ends the oldest handshake when too many are open: a decoder's takes milliseconds, a stranger's may take for
-        ever, and whoever refused the newcomer instead would let silent strangers shut out every decoder."""
+        ever, and whoever refused the newcomer instead would let silent strangers shut out every decoder. Those that
+        are told an end and do not hang up do not pile up either."""
         waiting = [link for link in self._links if link.state is LinkState.HANDSHAKE]  # the oldest first
         if len(waiting) >= _MAX_HANDSHAKES:
             waiting[0].drop(PeerLost(f"it makes room: {_MAX_HANDSHAKES} newer handshakes are open"))
+        lingering = [link for link in self._links if link.lingers]
+        if len(lingering) >= _MAX_LINGERING:
+            lingering[0].drop(PeerLost(f"it makes room: {_MAX_LINGERING} newer links have ended"))
 
     async def _keep(self, link: PeerLink) -> None:
         try:
             await link.run()
         finally:
-            del self._links[link]
-            self._fencing.add(link)
             if link.error is not None:
                 self._tell_end(link, link.error)
+            try:
+                await link.wait_hung_up()
+            finally:
+                del self._links[link]
+                self._fencing.add(link)
+
+    async def _end_unheard(self, link: PeerLink) -> None:
+        del self._links[link]
+        link.drop(PeerLost(wire.ORDERLY))
+        await link.wait_hung_up()
 
     def _tell_end(self, link: PeerLink, error: PddError) -> None:
         if link.was_up:

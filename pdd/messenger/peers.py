@@ -79,6 +79,20 @@ class Peer:
         return ended_at if ended_at is not None else self.started_at
 
     @property
+    def most_tokens(self) -> int | None:
+        """Most tokens of one prompt that it can hold, as its last life said; None: it was never met."""
+        if self.last_up is None:
+            return None
+        hello = self.last_up.peer
+        pool = hello.geometry.num_pages * hello.geometry.page_size
+        return min(pool, hello.max_tokens) if hello.max_tokens else pool
+
+    @property
+    def is_usable(self) -> bool:
+        """It can take new work: its link is up, not suspect, and it is not draining."""
+        return self.link is not None and self.link.state is LinkState.UP and not self.link.peer_draining
+
+    @property
     def state(self) -> str:
         if self.link is not None and self.link.is_up:
             return "suspect" if self.link.state is LinkState.SUSPECT else "up"
@@ -139,21 +153,17 @@ class PeerTable:
 
     # -- asking ---------------------------------------------------------------------------------------------------
     def usable_links(self) -> list[PeerLink]:
-        """Links that can take new work: up, not suspect, peer not draining."""
-        return [
-            peer.link
-            for peer in self.peers
-            if peer.link is not None and peer.link.state is LinkState.UP and not peer.link.peer_draining
-        ]
+        """Links that can take new work."""
+        return [peer.link for peer in self.peers if peer.link is not None and peer.is_usable]
 
-    def hope_until(self) -> float | None:
-        """Until when it makes sense to wait for a peer that is not usable now; None: nobody to wait for.
+    def hope_until(self, peers: Sequence[Peer]) -> float | None:
+        """Until when it makes sense to wait for one of `peers` that is not usable now; None: nobody to wait for.
 
         A peer is waited for during `connect_timeout` from when it went away, not from when somebody asks.
         """
         grace = self._context.settings.connect_timeout
         ends = []
-        for peer in self.peers:
+        for peer in peers:
             if peer.state == "suspect" and peer.link is not None:
                 ends.append(peer.link.since + max(grace, self._context.settings.dead_after))
             elif peer.state in ("down", "connecting"):
@@ -241,9 +251,12 @@ class PeerTable:
             self._context, FrameStream(reader, writer), self._handler, initiator=True, label=str(peer.address),
             admit=admit,
         )  # fmt: skip
-        await peer.link.run()
-        if peer.link.error is not None:
-            self._note(peer, peer.link.error)
+        try:
+            await peer.link.run()
+            if peer.link.error is not None:
+                self._note(peer, peer.link.error)
+        finally:
+            await peer.link.wait_hung_up()
         return peer.num_connects > num_connects
 
     def _admit(self, peer: Peer, link: PeerLink) -> None:

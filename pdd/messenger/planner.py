@@ -54,6 +54,11 @@ class ShardPlanner:
     ) -> int:  # fmt: skip
         return sharding.node_units(shard_spec(source), shard_spec(destination), num_tokens, skip_tokens)
 
+    def expected_bytes(
+        self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
+    ) -> int:  # fmt: skip
+        return sharding.node_bytes(shard_spec(source), shard_spec(destination), num_tokens, skip_tokens)
+
     def plan(
         self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],
         destination_pages: Sequence[int], num_tokens: int, skip_tokens: int,

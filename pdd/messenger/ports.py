@@ -63,6 +63,11 @@ class Planner(Protocol):
     ) -> int:  # fmt: skip
         """Units that make the KV of `num_tokens` tokens whole, over all ranks of the destination."""
 
+    def expected_bytes(
+        self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
+    ) -> int:  # fmt: skip
+        """Bytes that those units stand for."""
+
     def plan(
         self,
         source: wire.Geometry,

@@ -49,8 +49,9 @@ class Prefiller:
     """Handler of the links from decoders, of transfers, and of the engine's news about prefill requests."""
 
     def __init__(
-        self, context: LinkContext, sock: socket.socket, inbox: EngineInbox, planner: Planner, limits: PrefillLimits, *,
+        self, context: LinkContext, sock: socket.socket, inbox: EngineInbox, planner: Planner, *,
         watch: int, post: Post, load: Callable[[], wire.Load], report: Callable[[JobDone], None] = lambda done: None,
+        limits: PrefillLimits = PrefillLimits(),  # noqa: B008  frozen
     ) -> None:  # fmt: skip
         self.listener = PeerListener(sock, context, self)
         self.counters = PrefillerCounters()
@@ -135,7 +136,7 @@ class Prefiller:
 
     def link_down(self, link: PeerLink) -> None:
         for job in list(self._views.pop(link).jobs.values()):
-            self._stop(job, Ending("failed", f"the link ended: {link.error}"))
+            self._stop(job, Ending("peer_lost", f"the link ended: {link.error}"))
 
     def link_closed(self, link: PeerLink) -> None:
         """Its transfers have ended one by one before; nothing is left to do."""
@@ -173,7 +174,7 @@ class Prefiller:
         # A decoder may use a key again before this side has seen the last completion of a write, not before that write.
         if any(job.key == request.key and job.sink.armed_tokens < job.num_tokens for job in view.jobs.values()):
             return Ending("failed", f"key {request.key:#08x} is still in use here")
-        return check_request(request, link.peer, self._context.node.geometry, self._limits)
+        return check_request(request, link.peer, self._context.node)
 
     def _start(self, link: PeerLink, view: _LinkView, request: wire.PrefillRequest, checked: Checked) -> None:
         context = self._context
@@ -317,12 +318,12 @@ class Prefiller:
             view.answered.add(ended)
             if not whole:
                 self._answer(job.link, ended)
-        kind = "whole" if whole else "cancelled" if ending.reason == "cancelled" else "failed"
-        self._count(**{kind: 1})
+        reason = "" if whole else ending.reason
+        self._count(**{reason or "whole": 1})
         self._report(
             JobDone(
                 request_id=job.client_id, attempt=job.attempt, peer=job.link.name, whole=whole,
-                error="" if whole else ending.message, received=job.received, started=job.started,
+                reason=reason, error="" if whole else ending.message, received=job.received, started=job.started,
                 computed=job.computed, finished=self._context.clock(), num_tokens=job.num_tokens, units=end.ok,
                 writes=end.writes, bytes=end.bytes, busy_seconds=end.busy_seconds, exposed_seconds=end.exposed_seconds,
             )

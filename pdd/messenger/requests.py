@@ -11,8 +11,8 @@ import dataclasses
 
 from pdd.errors import PeerProtocol
 from pdd.messenger import wire
+from pdd.messenger.handshake import LocalNode
 from pdd.messenger.job import Ending
-from pdd.messenger.settings import PrefillLimits
 
 TOMBSTONE_SECONDS = 600.0
 MOST_TOMBSTONES = 4096
@@ -26,7 +26,7 @@ class Checked:
 
 
 def check_request(
-    request: wire.PrefillRequest, peer: wire.Hello, ours: wire.Geometry, limits: PrefillLimits
+    request: wire.PrefillRequest, peer: wire.Hello, node: LocalNode
 ) -> Checked | Ending:
     """The request's tokens and pages, or why it is refused."""
     if request.epoch != peer.epoch:
@@ -35,13 +35,14 @@ def check_request(
         tokens, pages = wire.unpack_u32(request.tokens), wire.unpack_u32(request.pages)
     except ValueError:
         return _refuse("its tokens or pages are no whole number of u32")
+    ours = node.geometry
     page_size = peer.geometry.page_size
     unit = min(page_size, ours.page_size)
     if not tokens:
         return _refuse("it has no tokens")
-    if len(tokens) > limits.max_tokens:
+    if len(tokens) > node.max_tokens:
         # Another prefiller may have more room: this is the one refusal that says nothing about the request itself.
-        return Ending("refused", f"{len(tokens)} tokens are more than this prefiller takes ({limits.max_tokens})")
+        return Ending("refused", f"{len(tokens)} tokens are more than this prefiller takes ({node.max_tokens})")
     if max(tokens) >= ours.vocab_size:
         return _refuse(f"token {max(tokens)} is beyond the vocabulary of {ours.vocab_size}")
     if request.skip_tokens >= len(tokens) or request.skip_tokens % unit:

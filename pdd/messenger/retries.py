@@ -13,10 +13,10 @@ _MOST = 4096
 
 @dataclasses.dataclass(slots=True)
 class Tries:
-    num_failed: int = 0
+    num_failed: int = 0  # refusals included
     last: str = ""  # why the last attempt failed
     failed_by: set[int] = dataclasses.field(default_factory=set)  # epochs of prefillers that did not finish it
-    refused_by: set[int] = dataclasses.field(default_factory=set)  # of those that will never take it
+    refused_by: dict[int, str] = dataclasses.field(default_factory=dict)  # of those that never will -> why
 
 
 class Retries:
@@ -40,7 +40,7 @@ class Retries:
         if epoch is not None:
             tries.failed_by.add(epoch)
             if refused:
-                tries.refused_by.add(epoch)
+                tries.refused_by[epoch] = why
         if len(self._by_request) > _MOST:
             del self._by_request[next(iter(self._by_request))]
         return tries

@@ -24,5 +24,4 @@ class DecoderSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    max_tokens: int  # of one prompt: the model's context, or what this node's pool can ever hold
     max_jobs_per_link: int = 1024

@@ -64,6 +64,7 @@ class DecoderCounters:
     overruns: int = 0
     fences: int = 0  # links this side ended because the fate of a write was unknown
     tokens: int = 0  # whose KV came whole
+    bytes: int = 0  # of the units that attempts counted, whole or not, which are over
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class AttemptDone:
     asked: float | None
     finished: float
     units: int  # counted
+    bytes: int  # that those stand for
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class JobDone:
     attempt: int
     peer: str
     whole: bool
+    reason: str  # "" when whole; else refused, failed, cancelled, peer_lost
     error: str  # "" when whole
     received: float
     started: float | None  # source pages pinned
@@ -121,9 +124,10 @@ class PrefillerCounters:
 
     jobs: int = 0
     whole: int = 0
-    refused: int = 0
+    refused: int = 0  # those that never became a job, too
     cancelled: int = 0
     failed: int = 0
+    peer_lost: int = 0
     units_ok: int = 0
     units_failed: int = 0
     units_unknown: int = 0

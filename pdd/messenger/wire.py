@@ -80,6 +80,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     descriptor: bytes  # Fabric.describe: endpoint of this link and KV regions, one per rank; empty: refused
     version: ShortText  # of pdd, for the log
     dialled: ShortText = ""  # the initiator's word for the address; a newer link of the same word replaces the older
+    max_tokens: Count = 0  # most tokens of one prompt that it will ever prefill for a peer; 0: it does not say
 
 
 class PrefillRequest(msgspec.Struct, frozen=True, tag="prefill", forbid_unknown_fields=True):
@@ -101,7 +102,7 @@ class PrefillEnded(msgspec.Struct, frozen=True, tag="ended", forbid_unknown_fiel
     """
 
     attempt: Count
-    reason: ShortText  # "cancelled", "refused", "draining", "failed"
+    reason: ShortText  # "cancelled", "draining", "failed"; "refused": never here, and when retryable, perhaps elsewhere
     message: LongText
     ok_units: Count = 0
     failed_units: Count = 0

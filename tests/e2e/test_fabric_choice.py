@@ -47,7 +47,7 @@ def test_the_oldest_and_the_newest_library_serve_together(tiny_model, run_dir: p
 @pytest.mark.parametrize(("setting", "code", "words"), [
     ("fabric.require=efa", 69, ["efa", "not the required"]),
     ("fabric.library=/nowhere/libfabric.so.1", 69, ["/nowhere/libfabric.so.1"]),
-    ("fabric.provider=sockets", 69, ["sockets"]),
+    ("fabric.provider=sockets", 78, ["sockets", "starves"]),
     ("fabric.provider=shm", 78, ["shm", "tcp"]),
 ])
 def test_what_cannot_be_had_is_told_and_nothing_else_is_used(tiny_model, run_dir: pathlib.Path, setting: str, code: int,

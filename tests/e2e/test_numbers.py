@@ -75,7 +75,7 @@ def request_of(node: Node, state: str) -> str:
 def test_every_family_that_should_have_moved_has(nodes: tuple[Node, Node]) -> None:
     p0, d0 = nodes
     text = complete(d0.url, prompt_of(SHORT), max_tokens=40).text  # by the prefiller
-    complete(d0.url, prompt_of(LONG), max_tokens=5)  # refused by it: failed over
+    complete(d0.url, prompt_of(LONG), max_tokens=5)  # too long for it: prefilled here
     body = {"model": model_name(d0.url), "prompt": prompt_of(SHORT), "max_tokens": 400, "temperature": 0, "stop": text[3:5]}
     stopped = post(f"{d0.url}/v1/completions", body)
     assert stopped["choices"][0]["finish_reason"] == "stop"
@@ -102,7 +102,7 @@ def test_every_family_that_should_have_moved_has(nodes: tuple[Node, Node]) -> No
     moved = [
         "request_queue_seconds_count", "engine_step_seconds_count", "step_batch_size_count", "prompt_tokens_total",
         "engine_steps_total", "kv_transfer_writes_total", "kv_transfer_units_total", "kv_prefills_total",
-        'kv_transfer_seconds_count{direction="out",via="tcp"}', 'kv_transfer_failures_total{reason="refused"}',
+        'kv_transfer_seconds_count{direction="out",via="tcp"}',
         'kv_transfer_bytes_total{direction="out",nic="lo",peer="d0"}', 'peer_up{peer="d0"}', "kv_pool_pages",
         'kv_pages{state="free"}',
     ]  # fmt: skip
@@ -117,7 +117,8 @@ def test_every_family_that_should_have_moved_has(nodes: tuple[Node, Node]) -> No
     assert outcomes == {"stop": 1, "length": 2, "abort": 1, "error": 1}
     assert mine["pdd_request_queue_seconds_count"] == mine["pdd_e2e_request_latency_seconds_count"] == 5
     assert theirs["pdd_request_queue_seconds_count"] == theirs["pdd_kv_prefills_total"] == 4
-    assert mine['pdd_kv_transfer_failures_total{reason="refused"}'] == theirs['pdd_kv_transfer_failures_total{reason="refused"}'] == 1
+    refused = 'pdd_kv_transfer_failures_total{reason="refused"}'
+    assert (mine[refused], theirs[refused]) == (1, 0)  # the decoder knew: nobody was asked
     assert mine['pdd_kv_fallback_total{from="remote",to="local"}'] == 1
 
 

@@ -27,6 +27,8 @@ from pdd.engine.request import (
 from pdd.messenger import wire
 from tests.messenger.fake_fabric import FakeCounter, FakeFabric, FakePlan, Write
 
+UNIT_BYTES = 10
+
 Emit = Callable[[EngineEvent], None]
 
 
@@ -59,6 +61,11 @@ class FakePlanner:
     ) -> int:  # fmt: skip
         pages = -(-num_tokens // source.page_size) - skip_tokens // source.page_size
         return pages * source.num_layers + self.extra_units
+
+    def expected_bytes(
+        self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
+    ) -> int:  # fmt: skip
+        return UNIT_BYTES * self.expected_units(source, destination, num_tokens, skip_tokens)
 
     def plan(
         self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],

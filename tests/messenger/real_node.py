@@ -33,7 +33,7 @@ from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import ShardPlanner, compare, shard_spec
 from pdd.messenger.ports import EventKinds
 from pdd.messenger.prefiller import Prefiller
-from pdd.messenger.settings import DecoderSettings, LinkSettings, PrefillLimits
+from pdd.messenger.settings import DecoderSettings, LinkSettings
 from pdd.states import record_nothing
 from tests.messenger.fake_engines import FakeDecodeEngine, Reservation
 
@@ -75,7 +75,7 @@ class Memory:
     def context(self, name: str, role: str) -> LinkContext:
         epoch = random.SystemRandom().getrandbits(64)
         provider = self.fabric.caps["provider"]
-        node = LocalNode(name, role, epoch, "0.1.0", provider, GEOMETRY, regions=(self.region,))
+        node = LocalNode(name, role, epoch, "0.1.0", provider, GEOMETRY, regions=(self.region,), max_tokens=1500)
         events = FabricEvents(self.fabric, KINDS)
         events.attach(asyncio.get_running_loop())
         return LinkContext(node, self.fabric, events, SETTINGS, compare, time.monotonic, record_nothing)
@@ -219,7 +219,7 @@ async def serve(name: str, port: int, layer_seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", port))
     prefiller = Prefiller(
-        context, sock, engine, ShardPlanner([memory.region], native.WritePlan), PrefillLimits(max_tokens=1500),
+        context, sock, engine, ShardPlanner([memory.region], native.WritePlan),
         watch=memory.fabric.watch(engine.counter), post=loop.call_soon_threadsafe, load=engine.load,
     )  # fmt: skip
     await prefiller.start()

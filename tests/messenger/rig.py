@@ -4,28 +4,30 @@ link."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import random
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from pdd.address import Address
 from pdd.messenger import wire
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.events import FabricEvents
+from pdd.messenger.frames import FrameStream
 from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
 from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import compare
 from pdd.messenger.prefiller import Prefiller
-from pdd.messenger.settings import DecoderSettings, LinkSettings, PrefillLimits
+from pdd.messenger.settings import DecoderSettings, LinkSettings
+from pdd.messenger.status import AttemptDone, JobDone
 from pdd.states import Change
-from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine
+from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine, Request
 from tests.messenger.fake_fabric import KINDS, FakeCounter, FakeFabric, FakeNetwork
 
 PAGE_SIZE = 4
@@ -64,6 +66,7 @@ class Node:
 class DecoderNode(Node):
     decoder: Decoder
     engine: FakeDecodeEngine
+    done: list[AttemptDone]
 
     async def close(self) -> None:
         await self.decoder.close()
@@ -76,6 +79,7 @@ class PrefillerNode(Node):
     prefiller: Prefiller
     engine: FakePrefillEngine
     port: int
+    done: list[JobDone]
 
     async def close(self) -> None:
         await self.prefiller.close()
@@ -91,25 +95,33 @@ class Rig:
         self.network = FakeNetwork(seed)
         self.nodes: list[DecoderNode | PrefillerNode] = []
         self.proxies: list[Proxy] = []
+        self._calls: list[asyncio.StreamWriter] = []
+        self._servers: list[asyncio.Server] = []
+        self.skew = 0.0  # seconds that all nodes' clocks have jumped
+        self._talks: list[asyncio.Task[None]] = []
+
+    def _clock(self) -> float:
+        return time.monotonic() + self.skew
 
     def _context(self, name: str, role: str, fabric: FakeFabric, settings: LinkSettings, token: bytes | None,
-                 **changes: Any) -> tuple[LinkContext, list[Change]]:  # fmt: skip
+                 max_tokens: int = 0, **changes: Any) -> tuple[LinkContext, list[Change]]:  # fmt: skip
         epoch = next(_epochs)
-        node = LocalNode(name, role, epoch, "0.1.0", "fake", geometry(**changes), regions=(1,), token=token)
+        node = LocalNode(name, role, epoch, "0.1.0", "fake", geometry(**changes), regions=(1,), token=token,
+                         max_tokens=max_tokens)  # fmt: skip
         events = FabricEvents(fabric, KINDS)
         events.attach(asyncio.get_running_loop())
         recorded: list[Change] = []
-        context = LinkContext(node, fabric, events, settings, compare, time.monotonic, recorded.append)
+        context = LinkContext(node, fabric, events, settings, compare, self._clock, recorded.append)
         return context, recorded
 
     async def prefiller(
         self, name: str = "p1", *, port: int = 0, settings: LinkSettings = FAST, token: bytes | None = None,
-        chunk: int = 8, layer_seconds: float = 0.0, limits: PrefillLimits = PrefillLimits(max_tokens=200),  # noqa: B008
+        chunk: int = 8, layer_seconds: float = 0.0, max_tokens: int = 200,
         post_seconds: float | None = None, **changes: Any,
     ) -> PrefillerNode:  # fmt: skip
         counter = FakeCounter()
         fabric = FakeFabric(self.network, name, counter)
-        context, recorded = self._context(name, "prefill", fabric, settings, token, **changes)
+        context, recorded = self._context(name, "prefill", fabric, settings, token, max_tokens, **changes)
         loop = asyncio.get_running_loop()
 
         def post(call: Callable[[], None]) -> None:
@@ -127,9 +139,10 @@ class Rig:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", port))
-        prefiller = Prefiller(context, sock, engine, FakePlanner(), limits, watch=1, post=post, load=engine.load)
+        done: list[JobDone] = []
+        prefiller = Prefiller(context, sock, engine, FakePlanner(), watch=1, post=post, load=engine.load, report=done.append)
         await prefiller.start()
-        node = PrefillerNode(context, fabric, recorded, prefiller, engine, sock.getsockname()[1])
+        node = PrefillerNode(context, fabric, recorded, prefiller, engine, sock.getsockname()[1], done)
         self.nodes.append(node)
         return node
 
@@ -143,12 +156,13 @@ class Rig:
             fabric, lambda event: decoder.engine_event(event), num_pages=context.node.geometry.num_pages,
             page_size=context.node.geometry.page_size, num_layers=NUM_LAYERS,
         )  # fmt: skip
+        done: list[AttemptDone] = []
         decoder = Decoder(
             context, [Address("127.0.0.1", port) for port in ports], engine, FakePlanner(), decoding,
-            backoff=Backoff(first=0.02, most=0.1), rng=random.Random(1),
+            backoff=Backoff(first=0.02, most=0.1), rng=random.Random(1), report=done.append,
         )  # fmt: skip
         await decoder.start()
-        node = DecoderNode(context, fabric, recorded, decoder, engine)
+        node = DecoderNode(context, fabric, recorded, decoder, engine, done)
         self.nodes.append(node)
         return node
 
@@ -157,6 +171,47 @@ class Rig:
         await proxy.start()
         self.proxies.append(proxy)
         return proxy
+
+    async def pair(self, *, decoding: DecoderSettings = DECODER, **changes: Any) -> tuple[PrefillerNode, DecoderNode]:
+        """A prefiller (`changes` are for it) and a decoder, linked."""
+        p = await self.prefiller(**changes)
+        d = await self.decoder([p.port], decoding=decoding)
+        await until(up(d))
+        await until(lambda: len(p.prefiller.listener.links) == 1)
+        return p, d
+
+    async def proxied_pair(self, **changes: Any) -> tuple[PrefillerNode, Proxy, DecoderNode]:
+        """The same with a proxy between them."""
+        p = await self.prefiller(**changes)
+        proxy = await self.proxy(p.port)
+        d = await self.decoder([proxy.port])
+        await until(up(d))
+        await until(lambda: len(p.prefiller.listener.links) == 1)
+        return p, proxy, d
+
+    async def trio(self) -> tuple[PrefillerNode, PrefillerNode, DecoderNode]:
+        """Two prefillers and a decoder, linked."""
+        p1, p2 = await self.prefiller("p1"), await self.prefiller("p2")
+        d = await self.decoder([p1.port, p2.port])
+        await until(up(d, 2))
+        return p1, p2, d
+
+    async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection of the test's own; dropped at the end."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        self._calls.append(writer)
+        return reader, writer
+
+    async def listen(self, talk: Callable[[FrameStream], Coroutine[None, None, None]]) -> int:
+        """Somebody at a prefiller's place, who does `talk` with each caller; the port. Over at the end."""
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._calls.append(writer)
+            self._talks.append(asyncio.create_task(talk(FrameStream(reader, writer))))
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
 
     async def kill(self, node: PrefillerNode) -> None:
         """The process is gone: its sockets are reset, its endpoints vanish, what was in flight may still land."""
@@ -167,7 +222,7 @@ class Rig:
         node.context.events.detach()
         self.nodes.remove(node)
 
-    async def settle(self, seconds: float = 8.0) -> None:
+    async def settle(self, seconds: float = 20.0) -> None:
         """Waits until nothing is in hand any more."""
         await until(lambda: self.leftovers() == [], seconds, lambda: str(self.leftovers()))
 
@@ -179,7 +234,7 @@ class Rig:
                 left += [f"{name}: {status}" for status in node.decoder.attempts()]
                 left += [f"{name}: key {key}" for key in node.fabric.slots]
                 left += [f"{name}: {len(node.engine.reservations)} reservations"] * bool(node.engine.reservations)
-                left += [f"{name}: {len(node.decoder._retries)} retries"] * bool(len(node.decoder._retries))
+                left += [f"{name}: {len(node.decoder._judge.retries)} retries"] * bool(len(node.decoder._judge.retries))
                 node.engine.check_integrity()
             else:
                 left += [f"{name}: {status}" for status in node.prefiller.jobs()]
@@ -190,6 +245,12 @@ class Rig:
         return left
 
     async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in self._talks:
+            task.cancel()
+        await asyncio.gather(*self._talks, return_exceptions=True)
+        await hang_up(self._calls)
         for node in reversed(self.nodes):
             await node.close()
             assert node.fabric.never_close or not node.fabric.endpoints, node.context.node.name
@@ -197,7 +258,16 @@ class Rig:
             await proxy.close()
 
 
-@asynccontextmanager
+async def hang_up(writers: Iterable[asyncio.StreamWriter]) -> None:
+    """Drops connections and waits until they are gone: one that is left open fails some other test."""
+    for writer in writers:
+        writer.transport.abort()
+    for writer in writers:
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+@contextlib.asynccontextmanager
 async def running(seed: int = 0) -> AsyncIterator[Rig]:
     """A rig whose promises are checked at the end."""
     rig = Rig(seed)
@@ -211,7 +281,7 @@ async def running(seed: int = 0) -> AsyncIterator[Rig]:
     await until(lambda: asyncio.all_tasks() <= before, 5.0, lambda: str(asyncio.all_tasks() - before))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0, explain: Callable[[], str] = str) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 15.0, explain: Callable[[], str] = str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -221,10 +291,18 @@ async def until(condition: Callable[[], bool], seconds: float = 5.0, explain: Ca
 
 async def finish(*requests: Any) -> list[str]:
     """Outcomes of requests, once all have one."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(40):
         for request in requests:
             await request.done.wait()
     return [request.outcome for request in requests]
+
+
+async def stuck(p: PrefillerNode, d: DecoderNode, count: int = 1) -> list[Request]:
+    """Requests of 9 tokens that the prefiller has in hand and does not work on until its engine is let go."""
+    p.engine.paused.clear()
+    requests = [d.engine.generate("r" if count == 1 else f"r{n}", prompt(n, 9)) for n in range(count)]
+    await until(lambda: p.prefiller.num_jobs == count)
+    return requests
 
 
 def up(node: DecoderNode, count: int = 1) -> Callable[[], bool]:
@@ -249,6 +327,7 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._ever: list[asyncio.StreamWriter] = []  # connections, those that are over too
         self._loud = asyncio.Event()
 
     @property
@@ -263,10 +342,10 @@ class Proxy:
         assert self._server is not None
         self.closing = True
         self._server.close()
-        self.cut()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await hang_up(self._ever)
 
     def cut(self) -> None:
         """Resets every connection."""
@@ -280,6 +359,7 @@ class Proxy:
             self._loud = asyncio.Event()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._ever.append(writer)
         if self.closing:
             writer.transport.abort()
             return
@@ -298,6 +378,7 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers.add(there_writer)
+        self._ever.append(there_writer)
         pumps = [
             asyncio.create_task(self._pump("to_p", reader, there_writer)),
             asyncio.create_task(self._pump("to_d", there_reader, writer)),

@@ -13,7 +13,7 @@ from pdd.errors import NoPrefiller, PeerLost, PrefillRefused, RequestTimeout
 from pdd.messenger import wire
 from pdd.messenger.link import PeerLink
 from pdd.messenger.peers import Backoff, PeerTable
-from tests.messenger.rig import DECODER, FAST, DecoderNode, finish, prompt, running, until, up
+from tests.messenger.rig import DECODER, FAST, DecoderNode, finish, prompt, running, stuck, until, up
 
 
 def outcomes(node: DecoderNode, attempt: int) -> list[KvOutcome]:
@@ -23,8 +23,7 @@ def outcomes(node: DecoderNode, attempt: int) -> list[KvOutcome]:
 # -- the client leaves ------------------------------------------------------------------------------------------------
 async def test_cancel_of_a_queued_prefill_frees_both_sides() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
+        p, d = await rig.pair()
         p.engine.paused.clear()
         front, behind = d.engine.generate("front", prompt(1, 9)), d.engine.generate("behind", prompt(2, 9))
         await until(lambda: p.prefiller.num_jobs == 2)
@@ -38,8 +37,7 @@ async def test_cancel_of_a_queued_prefill_frees_both_sides() -> None:
 
 async def test_cancel_in_mid_push_is_released_by_exact_counts() -> None:
     async with running() as rig:
-        p = await rig.prefiller(layer_seconds=0.002, chunk=4)
-        d = await rig.decoder([p.port])
+        p, d = await rig.pair(layer_seconds=0.002, chunk=4)
         request = d.engine.generate("r", prompt(1, 60))
         await until(lambda: rig.network.num_landed > 5)
         d.engine.abort("r")
@@ -54,8 +52,7 @@ async def test_cancel_waits_for_units_that_are_on_the_way() -> None:
     """The answer to a cancel overtakes writes: pages go back only when the last of them has landed."""
     async with running() as rig:
         rig.network.least_landing = 0.15
-        p = await rig.prefiller(layer_seconds=0.01)
-        d = await rig.decoder([p.port])
+        _, d = await rig.pair(layer_seconds=0.01)
         request = d.engine.generate("r", prompt(1, 40))
         await until(lambda: len(rig.network.in_flight) > 5)
         d.engine.abort("r")
@@ -67,8 +64,7 @@ async def test_cancel_waits_for_units_that_are_on_the_way() -> None:
 
 async def test_cancel_that_races_with_the_last_unit_ends_once() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
+        _, d = await rig.pair()
         for n in range(40):
             request = d.engine.generate(f"r{n}", prompt(n, 9))
             for _ in range(n):
@@ -82,10 +78,7 @@ async def test_cancel_that_races_with_the_last_unit_ends_once() -> None:
 
 async def test_cancel_that_overtakes_its_request_leaves_a_tombstone() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        proxy = await rig.proxy(p.port)
-        d = await rig.decoder([proxy.port])
-        await until(up(d))
+        p, proxy, d = await rig.proxied_pair()
         (link,) = d.decoder.peers.usable_links()
         link.send(wire.Cancel(attempt=1))
         request = d.engine.generate("r", prompt(1, 9))
@@ -101,9 +94,7 @@ async def test_unanswered_cancel_fences_the_link() -> None:
         proxy = await rig.proxy(p.port)
         proxy.verdict = lambda way, n, m: "drop" if isinstance(m, wire.PrefillEnded) else "pass"
         d = await rig.decoder([proxy.port])
-        p.engine.paused.clear()
-        request = d.engine.generate("r", prompt(1, 9))
-        await until(lambda: p.prefiller.num_jobs == 1)
+        (request,) = await stuck(p, d)
         d.engine.abort("r")
         p.engine.paused.set()
         await rig.settle()
@@ -118,8 +109,7 @@ async def test_unanswered_cancel_fences_the_link() -> None:
 @pytest.mark.parametrize("nth", [1, 7, 12])
 async def test_failed_write_is_tried_again_under_a_new_key(nth: int) -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
+        p, d = await rig.pair()
         p.fabric.inject_fault("error", nth)
         request = d.engine.generate("r", prompt(1, 16))
         assert await finish(request) == ["whole"]
@@ -166,8 +156,7 @@ async def test_local_prefill_follows_the_last_attempt_when_allowed() -> None:
 async def test_lost_write_is_noticed_before_the_stall_deadline() -> None:
     """The prefiller thinks that all went well, and its heartbeats no longer list the attempt."""
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port], decoding=dataclasses.replace(DECODER, prefill_stall_timeout=60.0))
+        p, d = await rig.pair(decoding=dataclasses.replace(DECODER, prefill_stall_timeout=60.0))
         p.fabric.inject_fault("lost", 5)
         request = d.engine.generate("r", prompt(1, 16))
         assert await finish(request) == ["whole"]
@@ -178,8 +167,7 @@ async def test_lost_write_is_noticed_before_the_stall_deadline() -> None:
 
 async def test_withheld_completion_pins_the_source_and_stalls_nobody_else() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
+        p, d = await rig.pair()
         p.fabric.inject_fault("hold", 5)
         first = d.engine.generate("r", prompt(1, 16))
         assert await finish(first) == ["whole"]  # all landed; the decoder needs no completion
@@ -192,9 +180,7 @@ async def test_withheld_completion_pins_the_source_and_stalls_nobody_else() -> N
 
 async def test_overrun_is_never_used() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
-        await until(up(d))
+        p, d = await rig.pair()
         p.engine.paused.clear()
         request = d.engine.generate("r", prompt(1, 16))
         await until(lambda: p.prefiller.num_jobs == 1)
@@ -209,9 +195,7 @@ async def test_overrun_is_never_used() -> None:
 
 async def test_endpoint_failure_ends_its_link_only() -> None:
     async with running() as rig:
-        p1, p2 = await rig.prefiller("p1"), await rig.prefiller("p2")
-        d = await rig.decoder([p1.port, p2.port])
-        await until(up(d, 2))
+        _, _, d = await rig.trio()
         links = d.decoder.peers.usable_links()
         d.fabric.fail_endpoint(links[0].endpoint or 0, "completion queue overrun")
         await until(lambda: not links[0].is_up)
@@ -222,11 +206,8 @@ async def test_endpoint_failure_ends_its_link_only() -> None:
 
 async def test_unknown_units_fence_even_when_the_counts_agree() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
-        p.engine.paused.clear()
-        request = d.engine.generate("r", prompt(1, 9))
-        await until(lambda: p.prefiller.num_jobs == 1)
+        p, d = await rig.pair()
+        (request,) = await stuck(p, d)
         p.prefiller.listener.links[0].send(
             wire.PrefillEnded(attempt=request.attempts[0], reason="failed", message="x", unknown_units=1)
         )
@@ -240,9 +221,7 @@ async def test_unknown_units_fence_even_when_the_counts_agree() -> None:
 # -- peers that die, stop or come back --------------------------------------------------------------------------------
 async def test_killed_prefiller_costs_its_own_attempts_only() -> None:
     async with running() as rig:
-        p1, p2 = await rig.prefiller("p1"), await rig.prefiller("p2")
-        d = await rig.decoder([p1.port, p2.port])
-        await until(up(d, 2))
+        p1, p2, d = await rig.trio()
         p1.engine.paused.clear()
         p2.engine.paused.clear()
         requests = [d.engine.generate(f"r{n}", prompt(n, 9)) for n in range(10)]
@@ -275,12 +254,8 @@ async def test_pages_of_a_killed_prefiller_wait_for_the_fence() -> None:
 
 async def test_fence_that_never_comes_keeps_pages_quarantined_for_ever() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        proxy = await rig.proxy(p.port)
-        d = await rig.decoder([proxy.port])
-        p.engine.paused.clear()
-        request = d.engine.generate("r", prompt(1, 9))
-        await until(lambda: p.prefiller.num_jobs == 1)
+        p, proxy, d = await rig.proxied_pair()
+        (request,) = await stuck(p, d)
         d.fabric.never_close = True
         endpoints = list(d.fabric.endpoints)
         proxy.cut()
@@ -296,12 +271,8 @@ async def test_fence_that_never_comes_keeps_pages_quarantined_for_ever() -> None
 
 async def test_silent_prefiller_is_suspect_then_dead() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        proxy = await rig.proxy(p.port)
-        d = await rig.decoder([proxy.port])
-        p.engine.paused.clear()
-        request = d.engine.generate("r", prompt(1, 9))
-        await until(lambda: p.prefiller.num_jobs == 1)
+        p, proxy, d = await rig.proxied_pair()
+        (request,) = await stuck(p, d)
         proxy.silence(True)
         await until(lambda: d.decoder.peers.peers[0].state == "suspect")
         assert d.decoder.peers.usable_links() == []
@@ -317,12 +288,8 @@ async def test_silent_prefiller_is_suspect_then_dead() -> None:
 
 async def test_short_silence_aborts_nothing() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        proxy = await rig.proxy(p.port)
-        d = await rig.decoder([proxy.port])
-        p.engine.paused.clear()
-        requests = [d.engine.generate(f"r{n}", prompt(n, 9)) for n in range(3)]
-        await until(lambda: p.prefiller.num_jobs == 3)
+        p, proxy, d = await rig.proxied_pair()
+        requests = await stuck(p, d, 3)
         proxy.silence(True)
         await until(lambda: d.decoder.peers.peers[0].state == "suspect")
         proxy.silence(False)
@@ -334,17 +301,10 @@ async def test_short_silence_aborts_nothing() -> None:
 
 async def test_own_pause_is_not_held_against_peers() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
-        await until(up(d))
+        p, d = await rig.pair()
         (link,) = d.decoder.peers.usable_links()
-        skew = 0.0
-        real = d.context.clock
-        object.__setattr__(d.context, "clock", lambda: real() + skew)
-        p.engine.paused.clear()
-        request = d.engine.generate("r", prompt(1, 9))
-        await until(lambda: p.prefiller.num_jobs == 1)
-        skew = 3600.0  # the process was stopped for an hour
+        (request,) = await stuck(p, d)
+        rig.skew = 3600.0  # the process was stopped for an hour
         await asyncio.sleep(FAST.heartbeat * 2)
         assert link.is_up
         p.engine.paused.set()
@@ -354,8 +314,7 @@ async def test_own_pause_is_not_held_against_peers() -> None:
 
 async def test_restarted_prefiller_is_used_again_as_a_new_epoch() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
+        p, d = await rig.pair()
         epochs = set()
         for n in range(5):
             request = d.engine.generate(f"r{n}", prompt(n, 9))
@@ -369,10 +328,7 @@ async def test_restarted_prefiller_is_used_again_as_a_new_epoch() -> None:
 
 async def test_request_waits_for_a_prefiller_that_is_coming_back() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        proxy = await rig.proxy(p.port)
-        d = await rig.decoder([proxy.port])
-        await until(up(d))
+        _, proxy, d = await rig.proxied_pair()
         proxy.refusing = True
         proxy.cut()
         await until(lambda: not d.decoder.peers.usable_links())
@@ -385,9 +341,7 @@ async def test_request_waits_for_a_prefiller_that_is_coming_back() -> None:
 
 async def test_request_fails_at_once_when_the_prefiller_is_long_gone() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
-        await until(up(d))
+        p, d = await rig.pair()
         await rig.kill(p)
         first = d.engine.generate("r", prompt(1, 9))
         assert await finish(first) == ["error"]
@@ -411,9 +365,7 @@ async def test_abandoned_while_no_prefiller_is_up() -> None:
 
 async def test_killed_decoder_frees_the_prefiller() -> None:
     async with running() as rig:
-        p = await rig.prefiller(layer_seconds=0.002, chunk=4)
-        proxy = await rig.proxy(p.port)
-        d = await rig.decoder([proxy.port])
+        p, proxy, d = await rig.proxied_pair(layer_seconds=0.002, chunk=4)
         for n in range(4):
             d.engine.generate(f"r{n}", prompt(n, 50))
         await until(lambda: p.prefiller.num_jobs == 4 and rig.network.num_landed > 3)
@@ -426,9 +378,7 @@ async def test_killed_decoder_frees_the_prefiller() -> None:
 async def test_link_ends_while_the_engine_opens_a_transfer() -> None:
     """The transfer is over before the main loop has heard that it was opened."""
     async with running() as rig:
-        p = await rig.prefiller(post_seconds=0.1, layer_seconds=0.02)
-        proxy = await rig.proxy(p.port)
-        d = await rig.decoder([proxy.port])
+        p, _, d = await rig.proxied_pair(post_seconds=0.1, layer_seconds=0.02)
         request = d.engine.generate("r", prompt(1, 9))
         await until(lambda: p.fabric.transfers != {})
         p.prefiller.listener.links[0].fence(PeerLost("for the test"))
@@ -453,8 +403,7 @@ async def test_transfer_that_cannot_open_gives_its_pages_back_and_says_why() -> 
 # -- stalls -----------------------------------------------------------------------------------------------------------
 async def test_stuck_prefill_ends_at_the_deadline() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port], decoding=dataclasses.replace(DECODER, max_attempts=1))
+        p, d = await rig.pair(decoding=dataclasses.replace(DECODER, max_attempts=1))
         p.engine.paused.clear()
         request = d.engine.generate("r", prompt(1, 9))
         await until(lambda: d.decoder.counters.stalls == 1)
@@ -465,8 +414,7 @@ async def test_stuck_prefill_ends_at_the_deadline() -> None:
 
 async def test_queue_behind_a_working_engine_is_not_a_stall() -> None:
     async with running() as rig:
-        p = await rig.prefiller(layer_seconds=0.03, chunk=4)
-        d = await rig.decoder([p.port], decoding=dataclasses.replace(DECODER, prefill_stall_timeout=0.4))
+        _, d = await rig.pair(layer_seconds=0.03, chunk=4, decoding=dataclasses.replace(DECODER, prefill_stall_timeout=0.4))
         requests = [d.engine.generate(f"r{n}", prompt(n, 16)) for n in range(4)]  # 0.36 s each, one after the other
         assert await finish(*requests) == ["whole"] * 4
         assert d.decoder.counters.stalls == 0
@@ -486,8 +434,7 @@ async def test_engine_refusal_reaches_the_decoder() -> None:
 
 async def test_operator_abort_at_the_prefiller_reaches_the_decoder() -> None:
     async with running() as rig:
-        p = await rig.prefiller(layer_seconds=0.002, chunk=4)
-        d = await rig.decoder([p.port], decoding=dataclasses.replace(DECODER, max_attempts=1))
+        p, d = await rig.pair(layer_seconds=0.002, chunk=4, decoding=dataclasses.replace(DECODER, max_attempts=1))
         request = d.engine.generate("r", prompt(1, 60))
         await until(lambda: rig.network.num_landed > 3)
         p.engine.abort(p.prefiller.jobs()[0].request_id)
@@ -498,9 +445,7 @@ async def test_operator_abort_at_the_prefiller_reaches_the_decoder() -> None:
 
 async def test_draining_prefiller_gets_no_new_work_and_finishes_the_old() -> None:
     async with running() as rig:
-        p1, p2 = await rig.prefiller("p1"), await rig.prefiller("p2")
-        d = await rig.decoder([p1.port, p2.port])
-        await until(up(d, 2))
+        p1, p2, d = await rig.trio()
         p1.engine.paused.clear()
         p2.engine.paused.clear()
         old = [d.engine.generate(f"o{n}", prompt(n, 9)) for n in range(2)]
@@ -519,9 +464,7 @@ async def test_draining_prefiller_gets_no_new_work_and_finishes_the_old() -> Non
 
 async def test_request_that_crosses_the_drain_goes_elsewhere() -> None:
     async with running() as rig:
-        p1, p2 = await rig.prefiller("p1"), await rig.prefiller("p2")
-        d = await rig.decoder([p1.port, p2.port])
-        await until(up(d, 2))
+        p1, _, d = await rig.trio()
         p1.prefiller._draining = True  # the heartbeat has not told yet
         requests = [d.engine.generate(f"n{n}", prompt(n, 9)) for n in range(6)]
         assert await finish(*requests) == ["whole"] * 6
@@ -530,9 +473,7 @@ async def test_request_that_crosses_the_drain_goes_elsewhere() -> None:
 
 async def test_lone_draining_prefiller_is_named_in_the_error() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
-        await until(up(d))
+        p, d = await rig.pair()
         p.prefiller.drain()
         await until(up(d, 0))
         request = d.engine.generate("r", prompt(1, 9))
@@ -562,11 +503,8 @@ async def test_bug_in_a_handler_ends_the_link_and_not_the_dialling() -> None:
 
 async def test_closing_a_decoder_settles_everything() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
-        d = await rig.decoder([p.port])
-        p.engine.paused.clear()
-        requests = [d.engine.generate(f"r{n}", prompt(n, 9)) for n in range(3)]
-        await until(lambda: p.prefiller.num_jobs == 3)
+        p, d = await rig.pair()
+        requests = await stuck(p, d, 3)
         await d.decoder.close()
         assert await finish(*requests) == ["error"] * 3
         p.engine.paused.set()

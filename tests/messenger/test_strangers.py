@@ -17,7 +17,7 @@ import pytest
 from pdd.errors import PeerLost
 from pdd.messenger import requests, wire
 from pdd.messenger.frames import FrameStream
-from tests.messenger.rig import FAST, finish, geometry, prompt, running, until, up
+from tests.messenger.rig import FAST, Rig, finish, geometry, prompt, running, until, up
 
 TOKEN = b"correct horse battery staple"
 
@@ -137,24 +137,19 @@ async def test_proof_of_the_acceptor_is_checked_too() -> None:
     """Somebody who listens at the prefiller's address and has no token plays the decoder's own proof back."""
     seen: list[wire.Message] = []
 
-    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        stream = FrameStream(reader, writer)
+    async def impostor(stream: FrameStream) -> None:
         theirs = await stream.receive()
         assert isinstance(theirs, wire.Greeting)
         stream.send(wire.Greeting(protocol=wire.PROTOCOL_VERSION, nonce=theirs.nonce, authenticated=True))
-        proof = await stream.receive()
-        stream.send(proof)
+        stream.send(await stream.receive())
         seen.append(await stream.receive())
-        stream.close(1.0)
 
-    server = await asyncio.start_server(impostor, "127.0.0.1", 0)
     async with running() as rig:
-        d = await rig.decoder([server.sockets[0].getsockname()[1]], token=TOKEN)
+        d = await rig.decoder([await rig.listen(impostor)], token=TOKEN)
         await until(lambda: seen != [])
         assert isinstance(seen[0], wire.Goodbye)
-        assert "token" in d.decoder.peers.peers[0].last_error
+        await until(lambda: "token" in d.decoder.peers.peers[0].last_error)
         assert not d.fabric.endpoints
-    server.close()
 
 
 # -- versions ---------------------------------------------------------------------------------------------------------
@@ -162,7 +157,7 @@ async def test_proof_of_the_acceptor_is_checked_too() -> None:
 async def test_other_protocol_gets_one_clear_error(protocol: int) -> None:
     async with running() as rig:
         p = await rig.prefiller()
-        reader, writer = await asyncio.open_connection("127.0.0.1", p.port)
+        reader, writer = await rig.connect(p.port)
         stream = FrameStream(reader, writer)
         writer.write(frame(greeting(protocol, a_field_of_the_future=[1, 2, {"x": 3}])))
         assert isinstance(await stream.receive(), wire.Greeting)
@@ -170,7 +165,6 @@ async def test_other_protocol_gets_one_clear_error(protocol: int) -> None:
         assert isinstance(goodbye, wire.Goodbye)
         assert str(protocol) in goodbye.reason
         assert str(wire.PROTOCOL_VERSION) in goodbye.reason
-        stream.close(1.0)
 
 
 # -- garbage ----------------------------------------------------------------------------------------------------------
@@ -201,7 +195,7 @@ async def test_garbage_costs_one_connection_and_one_line(kind: str, caplog: pyte
         d = await rig.decoder([p.port])
         await until(up(d))
         caplog.clear()
-        reader, writer = await asyncio.open_connection("127.0.0.1", p.port)
+        reader, writer = await rig.connect(p.port)
         writer.write(GARBAGE[kind])
         if kind == "half a frame":
             writer.write_eof()
@@ -231,34 +225,31 @@ async def test_a_stranger_forges_no_log_line(message: wire.Message, caplog: pyte
     caplog.set_level(logging.INFO)
     async with running() as rig:
         p = await rig.prefiller()
-        _, writer = await asyncio.open_connection("127.0.0.1", p.port)
+        _, writer = await rig.connect(p.port)
         writer.write(frame(greeting()) + frame(wire.encode(message)))
         await until(lambda: any("ended" in record.getMessage() for record in caplog.records))
         assert all(record.getMessage().isprintable() for record in caplog.records)
-        writer.close()
 
 
 async def test_strangers_who_say_nothing_time_out() -> None:
     async with running() as rig:
         p = await rig.prefiller()
-        connections = [await asyncio.open_connection("127.0.0.1", p.port) for _ in range(70)]
+        for _ in range(70):
+            await rig.connect(p.port)
         await until(lambda: len(p.prefiller.listener._links) >= 60)
         await until(lambda: len(p.prefiller.listener._links) <= 64)  # the oldest made room
         await until(lambda: len(p.prefiller.listener._links) == 0, FAST.connect_timeout + 3)
-        for _, writer in connections:
-            writer.close()
 
 
 async def test_silent_strangers_do_not_shut_out_a_decoder() -> None:
     async with running() as rig:
         p = await rig.prefiller(settings=dataclasses.replace(FAST, connect_timeout=60.0))
-        connections = [await asyncio.open_connection("127.0.0.1", p.port) for _ in range(70)]
+        for _ in range(70):
+            await rig.connect(p.port)
         await until(lambda: len(p.prefiller.listener._links) >= 60)
         d = await rig.decoder([p.port])
         await until(up(d))
         assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
-        for _, writer in connections:
-            writer.close()
 
 
 async def test_a_burst_of_strangers_leaves_nothing_behind() -> None:
@@ -276,7 +267,7 @@ async def test_many_strangers_write_few_log_lines(caplog: pytest.LogCaptureFixtu
     async with running() as rig:
         p = await rig.prefiller()
         for _ in range(50):
-            reader, writer = await asyncio.open_connection("127.0.0.1", p.port)
+            reader, writer = await rig.connect(p.port)
             writer.write(GARBAGE["http"])
             await reader.read(-1)
             writer.close()
@@ -293,9 +284,9 @@ async def test_peer_that_is_down_writes_few_log_lines(caplog: pytest.LogCaptureF
         assert "Connect call failed" in lines[0] or "refused" in lines[0].lower()
 
 
-async def _admitted(port: int, epoch: int = 77) -> FrameStream:
+async def _admitted(rig: Rig, port: int, epoch: int = 77) -> FrameStream:
     """A decoder that has passed the handshake and now may misbehave."""
-    stream = FrameStream(*await asyncio.open_connection("127.0.0.1", port))
+    stream = FrameStream(*await rig.connect(port))
     stream.send(wire.Greeting(protocol=wire.PROTOCOL_VERSION, nonce=os.urandom(32), authenticated=False))
     await stream.receive()
     descriptor = struct.pack(">4sIQ", b"fake", 1, 1)
@@ -339,14 +330,13 @@ async def _answer(stream: FrameStream) -> wire.Message:
 async def test_request_that_cannot_be_right_is_refused(changes: dict[str, Any], word: str) -> None:
     async with running() as rig:
         p = await rig.prefiller()
-        stream = await _admitted(p.port)
+        stream = await _admitted(rig, p.port)
         stream.send(a_request(**changes))
         ended = await _answer(stream)
         assert isinstance(ended, wire.PrefillEnded)
         assert (ended.reason, ended.ok_units, ended.unknown_units) == ("refused", 0, 0)
         assert word in ended.message
         assert p.prefiller.counters.jobs == 0
-        stream.close(1.0)
 
 
 def _twice(stream: FrameStream) -> None:
@@ -378,7 +368,7 @@ async def test_admitted_rogue_loses_its_link_only(kind: str) -> None:
     async with running() as rig:
         p = await rig.prefiller()
         d = await rig.decoder([p.port])
-        stream = await _admitted(p.port)
+        stream = await _admitted(rig, p.port)
         await until(lambda: len(p.prefiller.listener.links) == 2)
         p.engine.paused.clear()
         act(stream)
@@ -390,32 +380,30 @@ async def test_admitted_rogue_loses_its_link_only(kind: str) -> None:
         p.engine.paused.set()
         await until(lambda: p.prefiller.num_jobs == 0 and len(p.engine.free) == 64)
         assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
-        stream.close(1.0)
 
 
 async def test_second_link_of_one_decoder_life_replaces_the_first() -> None:
     """The decoder lost the first connection, and nothing told the prefiller."""
     async with running() as rig:
         p = await rig.prefiller()
-        first, other = await _admitted(p.port, 77), await _admitted(p.port, 78)
+        first = await _admitted(rig, p.port, 77)
+        await _admitted(rig, p.port, 78)
         p.engine.paused.clear()
         first.send(a_request())
         await until(lambda: p.prefiller.num_jobs == 1)
-        second = await _admitted(p.port, 77)
+        await _admitted(rig, p.port, 77)
         goodbye = await _answer(first)
         assert isinstance(goodbye, wire.Goodbye)
         assert "newer link" in goodbye.reason
         await until(lambda: sorted(link.peer.epoch for link in p.prefiller.listener.links) == [77, 78])
         p.engine.paused.set()
         await until(lambda: p.prefiller.num_jobs == 0)
-        for stream in (first, second, other):
-            stream.close(1.0)
 
 
 async def test_late_cancel_is_answered_with_what_was_written() -> None:
     async with running() as rig:
         p = await rig.prefiller()
-        stream = await _admitted(p.port)
+        stream = await _admitted(rig, p.port)
         stream.send(a_request())
         await until(lambda: p.prefiller.counters.whole == 1)
         for _ in range(2):
@@ -424,14 +412,13 @@ async def test_late_cancel_is_answered_with_what_was_written() -> None:
             assert isinstance(ended, wire.PrefillEnded)
             assert (ended.reason, ended.ok_units, ended.unknown_units) == ("cancelled", 9, 0)
         assert p.prefiller.counters.tombstones == 0
-        stream.close(1.0)
 
 
 async def test_cancel_of_an_attempt_that_was_forgotten_is_answered_with_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MOST_ANSWERED", 3)
     async with running() as rig:
         p = await rig.prefiller()
-        stream = await _admitted(p.port)
+        stream = await _admitted(rig, p.port)
         for attempt in range(1, 6):
             stream.send(a_request(attempt=attempt))
             await until(lambda attempt=attempt: p.prefiller.counters.whole == attempt)  # type: ignore[misc]
@@ -441,13 +428,12 @@ async def test_cancel_of_an_attempt_that_was_forgotten_is_answered_with_doubt(mo
             assert isinstance(ended, wire.PrefillEnded)
             assert (ended.attempt, ended.unknown_units) == (attempt, unknown)
         assert p.prefiller.counters.tombstones == 1  # of the one that never came
-        stream.close(1.0)
 
 
 async def test_key_in_use_is_an_error_of_the_new_request() -> None:
     async with running() as rig:
         p = await rig.prefiller()
-        stream = await _admitted(p.port)
+        stream = await _admitted(rig, p.port)
         p.engine.paused.clear()
         stream.send(a_request())
         stream.send(a_request(attempt=2))
@@ -460,17 +446,15 @@ async def test_key_in_use_is_an_error_of_the_new_request() -> None:
         ended = await _answer(stream)
         assert isinstance(ended, wire.PrefillEnded)
         assert ended.attempt == 1
-        stream.close(1.0)
 
 
 async def test_peer_that_does_not_read_is_dropped() -> None:
     async with running() as rig:
         p = await rig.prefiller()
-        stream = await _admitted(p.port)
+        await _admitted(rig, p.port)
         await until(lambda: len(p.prefiller.listener.links) == 1)
         (link,) = p.prefiller.listener.links
         link._stream._max_unsent_bytes = 1 << 20
         ended = wire.PrefillEnded(attempt=1, reason="failed", message="x" * 4000)
         await until(lambda: not all(link.send(ended) for _ in range(200)))
         assert "does not read" in str(link.error)
-        stream.close(1.0)

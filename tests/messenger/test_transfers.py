@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pdd.errors import PromptTooLong
 from tests.messenger.rig import finish, prompt, running, until, up
 
 
@@ -60,10 +61,13 @@ async def test_least_loaded_prefiller_is_asked() -> None:
 
 async def test_long_prompt_fits_a_frame_and_is_refused_by_a_small_prefiller() -> None:
     async with running() as rig:
-        p = await rig.prefiller()
+        p = await rig.prefiller(num_pages=30000, max_tokens=0)  # it does not say
         d = await rig.decoder([p.port], num_pages=30000)
+        await until(up(d))
+        object.__setattr__(p.context.node, "max_tokens", 200)
         request = d.engine.generate("r", prompt(1, 100_000))  # a frame larger than any handshake allows
         assert await finish(request) == ["error"]
+        assert isinstance(request.error, PromptTooLong)
         assert "100000 tokens are more than this prefiller takes (200)" in str(request.error)
         assert d.decoder.peers.peers[0].num_connects == 1
         assert p.prefiller.counters.refused == 1

@@ -14,6 +14,8 @@ from pdd import config
 from pdd.config import Config, all_fields
 from pdd.config_load import ConfigProblems, load, read_credential
 from pdd.config_sources import from_flag, positions, search_path
+from pdd.engine.request import KvSource
+from pdd.messenger.router import route
 
 BASE = {"PDD_NODE__ROLE": "both", "PDD_MODEL__PATH": "/m"}
 
@@ -155,6 +157,11 @@ def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
         ("top.interval=100ms", "100ms must be at least 250ms"),
         ("fabric.window_bytes=8M", '"8M" is not a size'),
         ("fabric.idle=hot", '"hot" is not an idle; use "auto", "spin" or "block"'),
+        ("fabric.provider=net", "'net' is refused: libfabric before 1.18 calls tcp that; write tcp"),
+        ("fabric.provider=tcp;ofi_rxm", "'tcp;ofi_rxm' is refused: it crashes"),
+        ("fabric.provider=shm", "'shm' is refused: it cannot carry KV"),
+        ("fabric.provider=tpc", "'tpc' is refused: it is none that pdd uses (one of efa, verbs, tcp)"),
+        ("fabric.require=auto", "'auto' is refused"),
         ("scheduler.local_prefill_fallback=yes", '"yes" is not true or false'),
         ("node.name=a/b", '"a/b" is not a valid name'),
         ("api.listen=8000", "write HOST:PORT"),
@@ -268,6 +275,18 @@ def test_settings_that_do_not_fit_together(assignments: tuple[str, ...], message
 )
 def test_roles_that_fit_their_peers(assignments: tuple[str, ...]) -> None:
     load(env=BASE, assignments=assignments, search=False)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "both"])
+def test_no_role_both_waits_for_prefillers_and_is_waited_for(role: str) -> None:
+    """Two nodes that each held pages for a prompt in the other's queue could wait for each other for ever."""
+    found = mistakes(assignments=(f"node.role={role}", "peers.static=127.0.0.1:1", "peers.listen=127.0.0.1:2"))
+    assert len(found) == 1
+    if role == "decode":
+        assert "takes no work of decoders" in found[0]
+        return
+    assert "peers.static" in found[0]
+    assert route(role, 5000, 0) is KvSource.LOCAL
 
 
 def test_off_loopback_is_fine_with_secrets() -> None:

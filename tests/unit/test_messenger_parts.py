@@ -219,7 +219,7 @@ def test_retries_are_bounded_and_forgotten() -> None:
     assert len(retries) == 4096
     assert retries.of("r0").num_failed == 0
     tries = retries.failed("r4999", 7, "again", refused=True)
-    assert (tries.num_failed, tries.failed_by, tries.refused_by, tries.last) == (2, {4999, 7}, {7}, "again")
+    assert (tries.num_failed, tries.failed_by, tries.refused_by, tries.last) == (2, {4999, 7}, {7: "again"}, "again")
     retries.forget("r4999")
     assert retries.of("r4999").num_failed == 0
 

@@ -18,13 +18,13 @@ from pdd.daemon.node import Node
 from pdd.messenger.status import AttemptDone, DecoderCounters, JobDone, PeerStatus, PrefillerCounters
 from pdd.metrics import Metrics
 
-WHOLE = AttemptDone("r", 7, "p0", True, "whole", "", 1.0, 1.5, 28)
-JOB = JobDone("r", 7, "d0", True, "", 0.0, 1.0, 2.0, 3.0, 99, 28, 4, 4096, 0.5, 0.1)
+WHOLE = AttemptDone("r", 7, "p0", True, "whole", "", 1.0, 1.5, 28, 4096)
+JOB = JobDone("r", 7, "d0", True, "", "", 0.0, 1.0, 2.0, 3.0, 99, 28, 4, 4096, 0.5, 0.1)
 
 
 def meter() -> Meter:
     made = Meter(Metrics(), Ledger(lambda: 0.0))
-    made.moves_pages("tcp", 1024)
+    made.goes_via("tcp")
     return made
 
 
@@ -44,14 +44,14 @@ def test_a_plain_cancel_is_no_failure() -> None:
         made.attempt_done(dataclasses.replace(WHOLE, whole=False, reason=reason))
     assert made.flows.of("p0", IN).failed == 1
     assert made.failures == {"cancelled": 2, "stalled": 1}
-    made.job_done(dataclasses.replace(JOB, whole=False), failed=False)
-    made.job_done(dataclasses.replace(JOB, whole=False), failed=True)
+    made.job_done(dataclasses.replace(JOB, whole=False, reason="cancelled"))
+    made.job_done(dataclasses.replace(JOB, whole=False, reason="peer_lost"))
     assert made.flows.of("d0", OUT).failed == 1
 
 
 def test_an_attempt_that_nobody_was_asked_for_is_no_flow() -> None:
     made = meter()
-    made.attempt_done(dataclasses.replace(WHOLE, whole=False, peer="", reason="failed"))
+    made.attempt_done(dataclasses.replace(WHOLE, whole=False, peer="", reason="no_prefiller"))
     made.attempt_done(dataclasses.replace(WHOLE, whole=False, peer="", reason="cancelled"))
     assert made.flows.all() == []
     assert made.failures == {"no_prefiller": 1, "cancelled": 1}
@@ -65,7 +65,7 @@ def test_percentiles_of_a_flow() -> None:
         made.attempt_done(dataclasses.replace(WHOLE, asked=0.0, finished=tenths / 10))
     assert flow.seconds(0.5) == pytest.approx(0.6)
     assert flow.seconds(0.99) == pytest.approx(1.0)
-    assert (flow.units, flow.bytes) == (280, 280 * 1024)
+    assert (flow.units, flow.bytes) == (280, 10 * 4096)
 
 
 # -- a node's snapshot for /metrics -------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ async def test_peers_are_labelled_by_what_the_node_was_told_or_by_their_bounded_
     node: Any = Node(config, demo=True)
     statuses = [peer("self-given", "127.0.0.1:1"), peer("p1", "127.0.0.1:2", draining=True)]
     node.decoder = types.SimpleNamespace(
-        peer_status=lambda: tuple(statuses), num_open=2, attempts=lambda: (),
+        peer_status=lambda: tuple(statuses), num_open=2, attempts=lambda: (), bytes_received=7,
         counters=DecoderCounters(attempts=9, retries=3, local_fallbacks=2, failed=1, stalls=4),
         peers=types.SimpleNamespace(usable_links=lambda: [object()]),
     )  # fmt: skip
@@ -97,14 +97,15 @@ async def test_peers_are_labelled_by_what_the_node_was_told_or_by_their_bounded_
     node.decoder = None
     node.prefiller = types.SimpleNamespace(
         peer_status=lambda: tuple(callers), num_jobs=0, jobs=lambda: (),
-        counters=PrefillerCounters(jobs=8, refused=1, cancelled=4, failed=2),
+        counters=PrefillerCounters(jobs=8, refused=1, cancelled=4, failed=2, peer_lost=5),
     )  # fmt: skip
     text = node.metrics.text()
     assert text.count("pdd_peer_up{") == 2 + MOST_NAMES + 1  # those that the config names stay
     assert f'pdd_peer_up{{peer="{OTHER}"}} 1.0' in text
     assert 'pdd_kv_transfer_failures_total{reason="refused"} 1.0' in text
-    assert "pdd_kv_transfer_sets_failed_total 2.0" in text
-    assert node._documents.status().transfers.failed == 3
+    assert 'pdd_kv_transfer_failures_total{reason="peer_lost"} 5.0' in text
+    assert "pdd_kv_transfer_sets_failed_total 7.0" in text
+    assert node._documents.status().transfers.failed == 8
     del callers[1:]
     text = node.metrics.text()
     assert 'pdd_peer_up{peer="d0"} 1.0' in text

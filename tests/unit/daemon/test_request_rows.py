@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from pdd.daemon import request_rows
 from pdd.daemon.ledger import Ledger
 from pdd.engine.request import Finished, FinishReason, KvReserved, TokenOutput, Tokens
 from pdd.engine.snapshot import RequestRow
-from pdd.messenger.status import AttemptDone, AttemptStatus, JobStatus
+from pdd.messenger.status import AttemptDone, AttemptStatus, JobDone, JobStatus
 
 CONTEXT = request_rows.Context(now=100.0, via="tcp", num_layers=4, page_size=16)
 ROW = RequestRow("r", "generate", "wait_kv", 90.0, 95.0, prompt_tokens=100, pages=7)
@@ -48,7 +50,7 @@ def test_the_state_is_the_engines_after_preemption_and_retry() -> None:
     """The ledger saw tokens and a failed attempt; the engine has the request in its queue again."""
     book, _ = ledger()
     book.engine_event(KvReserved("r", 7, (1,), (0,)))
-    book.attempt_done(AttemptDone("r", 7, "p0", False, "the link ended", "peer_lost", 91.0, 92.0, 0))
+    book.attempt_done(AttemptDone("r", 7, "p0", False, "the link ended", "peer_lost", 91.0, 92.0, 0, 0))
     book.engine_event(Tokens("r", (TokenOutput(1),)))
     waiting = dataclasses.replace(ROW, state="waiting", state_since=99.0, output_tokens=1, pages=0)
     request = one(waiting, book)
@@ -100,3 +102,12 @@ def test_a_prefill_is_shown_by_its_decoders_id_and_name() -> None:
     assert (request.id, request.peer, request.attempt, request.kind) == ("abc-0", "d1", 9, "prefill")
     [request] = request_rows.live([row], {}, (), (), CONTEXT)  # its job is over, its pages are about to be
     assert (request.id, request.peer) == ("pf3-abc-0", None)
+
+
+@pytest.mark.parametrize(("reason", "shown"), [("", "stop"), ("cancelled", "abort"), ("refused", "error"), ("peer_lost", "error")])
+def test_a_prefill_ends_as_its_job_did(reason: str, shown: str) -> None:
+    book, _ = ledger()
+    book.job_done(JobDone("p", 7, "d0", not reason, reason, "why", 90.0, None, None, 91.0, 9, 0, 0, 0, 0.0, 0.0))
+    entry = book.find("p")
+    assert entry is not None
+    assert entry.reason == shown

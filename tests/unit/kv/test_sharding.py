@@ -14,6 +14,7 @@ from pdd.kv.sharding import (
     ShardWrites,
     expected_units,
     incompatibilities,
+    node_bytes,
     node_units,
     plan_node_writes,
     plan_writes,
@@ -179,6 +180,14 @@ def test_a_node_is_the_sum_of_its_ranks() -> None:
         plans = plan_node_writes(src, dst, num_tokens=21, src_pages=src_pages, dst_pages=dst_pages,
                                  source_set=rng.randrange(8))
         assert sum(int(plan.units.sum()) for plan in plans) * src.num_layers == node_units(src, dst, 21)
+        assert sum(int(plan.nbytes.sum()) for plan in plans) * src.num_layers == node_bytes(src, dst, 21)
+
+
+def test_bytes_are_those_of_the_smaller_pages_whichever_side_has_them() -> None:
+    small, large = dataclasses.replace(BASE, page_size=2), dataclasses.replace(BASE, page_size=4)
+    assert node_bytes(small, large, 9) == node_bytes(large, small, 9) == node_bytes(small, small, 9)
+    assert node_bytes(large, large, 9) == node_bytes(small, small, 12)
+    assert node_bytes(small, large, 9, 8) == node_bytes(small, large, 2)
 
 
 def test_ranks_that_share_no_head_exchange_nothing() -> None:
