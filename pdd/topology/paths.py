@@ -37,12 +37,15 @@ def path_class(one: PciDevice, other: PciDevice | None, *, one_node: bool = Fals
 
 
 def distance(topology: Topology, one: PciDevice, other: PciDevice | None) -> tuple[int, int]:
-    """Orders paths, nearest first: the class, then below it bridges on the way (PXB) or another socket (NODE, SYS)."""
+    """Orders paths, nearest first: the class, then within it bridges on the way (PXB), another bus (PHB: a file may not
+    tell root buses apart, but what shares a bus shares all) or another socket (NODE, SYS)."""
     path = path_class(one, other, one_node=topology.one_node)
     if other is None:
         return ORDER[path], 1
     if path is PathClass.PXB:
         return ORDER[path], len(one.bridges) + len(other.bridges) - 2 * common_bridges(one, other)
+    if path is PathClass.PHB:
+        return ORDER[path], int(one.address.rpartition(":")[0] != other.address.rpartition(":")[0])
     if path in (PathClass.NODE, PathClass.SYS):
         socket = topology.package_of(one)
         return ORDER[path], int(socket is None or socket != topology.package_of(other))
