@@ -16,7 +16,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Self, cast
 
 from pdd.errors import TopologyError
 from pdd.topology.files import MAX_FILE_BYTES, Memory
@@ -69,12 +69,25 @@ def _opened(raw: IO[bytes], start: bytes) -> IO[bytes]:
 BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError)  # what reading a damaged file raises
 
 
+class _Header(tarfile.TarInfo):
+    """tarfile takes a broken header as the end, and what follows as not there; here only the end is the end."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.HeaderError as error:
+            if str(error) == "end of file header":
+                raise
+            raise tarfile.ReadError(f"{error} at byte {archive.offset}") from error
+
+
 def read_tar(path: Path) -> Memory:
     """All entries of the archive that matter. Raises TopologyError when it is broken, hostile or too large."""
     memory = Memory()
     kept = 0
     try:
-        with unpacked(path) as stream, tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|") as archive:
+        with unpacked(path) as stream, _tar(stream) as archive:
             for count, member in enumerate(archive):
                 if count >= MAX_ENTRIES:
                     raise TopologyError(f"{path}: more than {MAX_ENTRIES} entries", hint="Export it again.")
@@ -94,10 +107,16 @@ def read_tar(path: Path) -> Memory:
                         raise TopologyError(f"{path}: holds more than {MAX_KEPT_BYTES >> 20} MiB of small files",
                                             hint="Export it again.")
                     memory.add_file(name, data)
+            while stream.read(1 << 16):  # to the end, where the checksum is
+                continue
     except BROKEN as error:
         raise TopologyError(f"{path}: the archive is broken: {error or type(error).__name__}",
                             hint="Copy it again, or export it again.") from error
     return memory
+
+
+def _tar(stream: Bounded) -> tarfile.TarFile:
+    return tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", tarinfo=_Header)
 
 
 def _inside(path: Path, name: str) -> str:

@@ -129,6 +129,19 @@ def test_a_cut_archive(tmp_path: Path, keep: int) -> None:
     assert "a.tar.gz" in refused(whole)
 
 
+def test_a_plain_tar_that_is_cut_or_damaged_between_its_entries(tmp_path: Path) -> None:
+    """What is left of it looks like a smaller machine."""
+    packed = tar(tmp_path / "a.tar.gz", *((f"sys/devices/system/node/node{n}/cpulist", b"0") for n in range(8)))
+    whole = gzip.decompress(packed.read_bytes())
+    file = tmp_path / "a.tar"
+    file.write_bytes(whole)
+    assert len(source.load(file).numa) == 8
+    file.write_bytes(whole[: 4 * 1024])
+    assert "the archive is broken" in refused(file)
+    file.write_bytes(whole[: 4 * 1024] + b"\xff" * 512 + whole[4 * 1024 + 512 :])
+    assert "the archive is broken" in refused(file)
+
+
 def test_a_damaged_archive(tmp_path: Path) -> None:
     whole = tar(tmp_path / "a.tar.gz", *((f"sys/devices/system/node/node{n}/cpulist", os.urandom(512)) for n in range(8)))
     data = bytearray(whole.read_bytes())
