@@ -63,7 +63,7 @@ def plan(topology: Topology) -> Plan:
             pairs.append(Pair(gpu.index, nic.name, path, index in given[position], why))
         rails.append(_rail(topology, gpu, [nics[index] for index in given[position]]))
     if not gpus:
-        rails.append(_cpu_rail(topology))
+        rails.append(host_rail(topology))
     return Plan(tuple(pairs), _split_cores(topology, rails))
 
 
@@ -142,9 +142,9 @@ def _rail(topology: Topology, gpu: Gpu, nics: list[Nic]) -> Rail:
     return Rail(gpu.index, tuple(nic.name for nic in nics), path, numa, near, near, why)
 
 
-def _cpu_rail(topology: Topology) -> Rail:
-    """Without GPUs, KV lies in host memory: next to the NICs of the node that has most of them; else where this process
-    may run first."""
+def host_rail(topology: Topology) -> Rail:
+    """Of a rank that computes on CPUs, with KV in host memory: next to the NICs of the node that has most of them; else
+    where this process may run first."""
     usable = [nic for nic in topology.rdma_nics if nic.usable]
     weight: Counter[int] = Counter()
     for nic in usable:

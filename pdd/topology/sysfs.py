@@ -30,7 +30,7 @@ def read_tree(tree: Tree, host: str = "") -> Topology:
     return Topology(
         host=names.clean(tree.text("proc/sys/kernel/hostname")) or names.clean(host) or "unknown",
         source=("sysfs",),
-        cpus=listed if allowed is None else tuple(cpu for cpu in allowed if cpu in set(listed) or not listed),
+        cpus=listed if allowed is None else tuple(sorted(set(allowed).intersection(listed))) or allowed,
         numa=numa,
         gpus=gpus,
         nics=sysfs_nics.read(tree, bus),
