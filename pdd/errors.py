@@ -53,6 +53,12 @@ class ModelError(PddError):
     id, exit_code = "E781", EXIT_CONFIG
 
 
+class TopologyError(PddError):
+    """A file that should describe a machine cannot be read as one, or cannot be written."""
+
+    id, exit_code = "E782", EXIT_CONFIG
+
+
 class LimitError(PddError):
     """A limit or a permission of this process is too small."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -214,14 +217,31 @@ def transfers(options: Globals) -> None:
     print(table(rows, header))
 
 
-def topology(options: Globals, root: Path | None = None, ascii_only: bool = False) -> None:
-    from pdd.topology import report, sysfs
+def topology(options: Globals, path: Path | None = None, form: str | None = None, target: Path | None = None,
+             ascii_only: bool = False) -> None:  # fmt: skip
+    """Prints one form, or writes an export to `target`."""
+    from pdd.topology import show, source
 
-    document = report.document(sysfs.read(root or Path("/")))
+    if form is not None and form not in show.FORMATS:
+        raise UsageError(f'--format: "{form}" is none of {", ".join(show.FORMATS)}')
+    if form is not None and (target is not None or (options.json and form != "json")):
+        raise UsageError("--format does not go with " + ("--export" if target is not None else "--json"))
+    if target is None:
+        print(show.show(source.load(path), form or ("json" if options.json else "tree"), ascii_only=ascii_only,
+                        width=_width()), flush=True)  # fmt: skip
+        return
+    entries = source.export(target, path)
     if options.json:
-        print_json(document)
+        print_json({"schema": "pdd.topology_export/1", "path": str(target), "entries": entries})
     else:
-        print(report.tree(document, ascii_only=ascii_only))
+        note(options, f"{target}: {entries} entries; read it with `pdd topology --input {target}`")
+
+
+def _width() -> int:
+    """Columns of the screen; 0, endless, where there is none."""
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
+        return 0
+    return shutil.get_terminal_size().columns
 
 
 def version(options: Globals) -> None:

@@ -146,15 +146,22 @@ def transfers(ctx: typer.Context) -> None:
 @app.command()
 def topology(
     ctx: typer.Context,
-    root_dir: Annotated[
-        Path | None, typer.Option("--input", metavar="DIR", help="Read DIR/sys instead of /sys.")
+    source: Annotated[
+        Path | None,
+        typer.Option("--input", metavar="PATH", help="Another machine's: a directory, an export, hwloc's or NCCL's XML."),
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option("--format", metavar="FORM", help="tree, matrix, json, nccl-xml or dot.")
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option("--export", metavar="FILE", help="Write what was read as a .tar.gz for --input.")
     ] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="ASCII characters only.")] = False,
 ) -> None:
-    """GPUs, NICs and NUMA nodes of this machine; needs no daemon."""
+    """GPUs, NICs and NUMA nodes, and which NIC each GPU uses; needs no daemon."""
     from pdd.commands.look import topology as run
 
-    run(ctx.obj, root_dir, ascii_only)
+    run(ctx.obj, source, form, target, ascii_only)
 
 
 @app.command()

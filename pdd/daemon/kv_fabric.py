@@ -28,6 +28,8 @@ from pdd.messenger.planner import ShardPlanner, compare
 from pdd.messenger.ports import EventKinds
 from pdd.messenger.settings import LinkSettings
 from pdd.states import record_nothing
+from pdd.topology import sysfs
+from pdd.topology.pairing import host_rail
 
 _log = logging.getLogger("pdd.fabric")
 _RDMA = "/sys/class/infiniband"
@@ -51,6 +53,7 @@ class KvFabric:
             self.fabric = _native.Fabric(
                 provider=wanted.provider, library=wanted.library, bind=list(wanted.bind), source=choose_source(towards),
                 require=wanted.require, window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
+                cpus=list(host_rail(sysfs.read()).cpus),
             )
         except _native.FabricError as error:
             hint = f"fabric.require = {wanted.require} allows nothing else" if wanted.require else (

@@ -1,21 +1,12 @@
-"""What the machine lends a rank: the memory that is free for it, and CPUs that are near each other. No torch.
+"""The memory that is free for a rank. No torch.
 
-Both are asked once, when a rank starts. Limits count as much as hardware: the memory of its cgroups (v2), the CPUs it
-may run on.
+Asked once, when a rank starts. Limits count as much as hardware: the memory of its cgroups (v2).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator
 from pathlib import Path
-
-from pdd.topology.types import NumaNode
-
-
-def near_cpus(allowed: Set[int], numa: Sequence[NumaNode]) -> frozenset[int]:
-    """Those of the CPUs `allowed` (at least one) that are on the NUMA node of the first of them."""
-    node = next((node for node in numa if min(allowed) in node.cpus), None)
-    return frozenset(allowed) if node is None else frozenset(allowed).intersection(node.cpus)
 
 
 def free_memory(root: Path = Path("/")) -> int:

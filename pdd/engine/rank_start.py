@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import logging
 import math
 import mmap
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 import torch
 
 from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
-from pdd.engine.machine import free_memory, near_cpus
+from pdd.engine.machine import free_memory
 from pdd.engine.rank_protocol import RankInit, RankProgress, RankReady
 from pdd.engine.rank_runner import RankRunner
 from pdd.errors import ConfigError, EngineError, LimitError, ModelError
@@ -31,9 +32,11 @@ from pdd.model.checkpoint import Shard
 from pdd.model.config import ModelConfig, fingerprint, load_config
 from pdd.model.llama import LlamaModel, load_model
 from pdd.model.safetensors_file import read_directory
-from pdd.topology import sysfs
+from pdd.topology import pinning, sysfs
+from pdd.topology.pairing import Rail, host_rail
 from pdd.units import show_bytes
 
+_log = logging.getLogger("pdd.rank")
 _PROGRESS_SECONDS = 0.1  # between two progress messages
 _WARM_UP_TOKENS = 64
 
@@ -61,7 +64,8 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
     if init.world != 1:
         raise ConfigError(f"tensor parallelism over {init.world} ranks is not supported yet",
                           hint="Start the node with one rank.")
-    _set_threads(init.threads)
+    home = host_rail(sysfs.read())
+    _set_threads(init.threads, home)
     model_dir = Path(init.model_dir)
     with _reading(model_dir):
         config = load_config(model_dir)
@@ -77,6 +81,7 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
                            shard=Shard(init.rank, init.world), progress=_throttled("weights", report))
     layout = _layout(init, config, model, dtype, max_context)
     kv_fd, memory = _make_region(layout.region_bytes)
+    _warn(None if init.threads else pinning.place_memory(memory, home.numa))
     report(RankProgress("kv", layout.region_bytes, layout.region_bytes))
     kv = kv_tensor(layout, memoryview(memory))
     attention, attention_name = make_attention(layout, kv, model.num_heads)
@@ -95,15 +100,19 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
     return StartedRank(ready, runner, (kv_fd, counter_fd), memory)
 
 
-def _set_threads(threads: int) -> None:
+def _set_threads(threads: int, home: Rail) -> None:
     """`threads` of the forward pass, wherever the system puts them; 0: one on each CPU of a single NUMA node, and only
-    there, so that weights and KV lie next to who reads them."""
+    there, so that weights and KV lie next to who reads them: the cores, and the NICs."""
     if not threads:
-        cpus = near_cpus(os.sched_getaffinity(0), sysfs.read().numa)
-        os.sched_setaffinity(0, cpus)  # this thread; those of the pass are its children
-        threads = len(cpus)
+        _warn(pinning.pin_thread(home.cpus))  # this thread; those of the pass are its children
+        threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
+
+
+def _warn(warning: str | None) -> None:
+    if warning:
+        _log.warning("%s", warning)
 
 
 @contextlib.contextmanager

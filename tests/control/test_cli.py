@@ -346,5 +346,5 @@ def test_topology_of_a_copied_tree(pdd: Pdd, tmp_path: Path) -> None:
     node.mkdir(parents=True)
     (node / "cpulist").write_text("0-7\n")
     document = json.loads(clean(pdd("topology", "--json", "--input", str(tmp_path / "copy")), 0).stdout)
-    assert document["numa"] == [{"node": 0, "cpus": "0-7"}]
+    assert document["numa"] == [{"node": 0, "cpus": "0-7", "package": None}]
     assert "numa0 cpus 0-7" in clean(pdd("topology", "--ascii", "--input", str(tmp_path / "copy")), 0).stdout

@@ -1,4 +1,4 @@
-"""Free memory and near CPUs, of machines that are folders."""
+"""Free memory, of machines that are folders."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pdd.engine.machine import free_memory, near_cpus
-from pdd.topology.types import NumaNode
+from pdd.engine.machine import free_memory
 
 MIB = 1 << 20
 
@@ -50,18 +49,3 @@ def test_free_memory_is_the_least_of_machine_and_cgroups(
 
 def test_this_machine_has_memory() -> None:
     assert free_memory() > 0
-
-
-@pytest.mark.parametrize(
-    ("allowed", "nodes", "near"),
-    [
-        ({0, 1, 2, 3}, {}, {0, 1, 2, 3}),  # nothing known
-        ({0, 1, 2, 3}, {0: (0, 1, 2, 3)}, {0, 1, 2, 3}),
-        ({0, 1, 2, 3}, {0: (0, 2), 1: (1, 3)}, {0, 2}),
-        ({3, 5, 7}, {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}, {3}),
-        ({5, 7}, {0: (0, 1, 2, 3), 1: (4, 5, 6, 7)}, {5, 7}),
-        ({9}, {0: (0, 1)}, {9}),  # a CPU that no node lists
-    ],
-)
-def test_near_cpus(allowed: set[int], nodes: dict[int, tuple[int, ...]], near: set[int]) -> None:
-    assert near_cpus(allowed, [NumaNode(index, cpus) for index, cpus in nodes.items()]) == near

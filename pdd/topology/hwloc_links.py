@@ -1,0 +1,44 @@
+"""NVLink and xGMI in hwloc's XML: matrices of bandwidth (MB/s) between objects that are named by their gp_index."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from pdd.topology import names
+from pdd.topology.types import GpuLink
+from pdd.topology.xml_tree import Element
+
+_MATRICES = ("NVLinkBandwidth", "XGMIBandwidth", "XeLinkBandwidth")
+_MAX_OBJECTS = 1024
+
+
+def read(root: Element, gpus: Collection[str]) -> tuple[GpuLink, ...]:
+    """Links that start at a GPU. `gpus`: their PCI addresses."""
+    at = dict(_addresses(root))
+    links = set()
+    for matrix in root.all("distances2", "distances2hetero"):
+        if matrix.get("name") not in _MATRICES:
+            continue
+        objects = [index.rpartition(":")[2] for index in _values(matrix, "indexes")]
+        values = _values(matrix, "u64values")
+        if len(objects) > _MAX_OBJECTS or len(values) != len(objects) ** 2:
+            continue
+        for position, value in enumerate(values):
+            source, target = (at.get(objects[each]) for each in divmod(position, len(objects)))
+            if source is not None and source in gpus and source != target and value.isdigit() and int(value[:12]) > 0:
+                kind = "cpu" if target is None else "gpu" if target in gpus else "switch"
+                links.add(GpuLink(source, target or "cpu", kind, None, int(value[:12]) * 1_000_000))
+    return tuple(sorted(links, key=lambda link: (names.pci_order(link.gpu), link.target)))
+
+
+def _addresses(root: Element) -> Iterator[tuple[str, str]]:
+    """gp_index → PCI address, of PCI devices and of what they show as."""
+    for device in root.all("object"):
+        address = names.pci_address(device.get("pci_busid"))
+        if address is not None and device.get("type") == "PCIDev":
+            for each in device.all("object"):
+                yield each.get("gp_index"), address
+
+
+def _values(matrix: Element, tag: str) -> list[str]:
+    return [word for child in matrix.children if child.tag == tag for word in "".join(child.text).split()]
