@@ -203,6 +203,18 @@ class RefusedInState(ControlError):
     id, exit_code, http_status = "E350", EXIT_REFUSED, 409
 
 
+class NoSuchRequest(RefusedInState):
+    """No live or lately finished request is meant by that id."""
+
+    id, http_status = "E351", 404
+
+
+class AmbiguousRequest(RefusedInState):
+    """An id that is only the beginning of several, or names several choices of one answer."""
+
+    id = "E354"
+
+
 class TimedOut(ControlError):
     id, exit_code = "E360", EXIT_TIMEOUT
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pdd.commands.common import Globals, note, paint, paint_state, print_json, table
 from pdd.errors import DaemonNotRunning, RefusedInState, TimedOut, UsageError
@@ -133,13 +134,13 @@ def requests(options: Globals) -> None:
 
 
 def request(options: Globals, request_id: str) -> None:
-    document = options.client().get(f"/v1/requests/{request_id}", private=True)
+    document = options.client().get(f"/v1/requests/{quote(request_id, safe='')}", private=True)
     if options.json:
         print_json({"schema": "pdd.request/1", **document})
         return
     for name, value in document.items():
         if value is not None:
-            print(f"{name.removesuffix('_seconds').replace('_', ' '):13} {_shown(name, value)}")
+            print(f"{name.removesuffix('_seconds').replace('_', ' '):17} {_shown(name, value)}")
 
 
 def _shown(name: str, value: Any) -> str:
@@ -159,11 +160,12 @@ def _shown(name: str, value: Any) -> str:
 
 
 def cancel(options: Globals, request_id: str) -> None:
-    document = options.client().delete(f"/v1/requests/{request_id}")
+    document = options.client().delete(f"/v1/requests/{quote(request_id, safe='')}")
     if options.json:
         print_json(document)
     else:
-        note(options, f"{request_id} is cancelled")
+        what = "cancelled" if document["cancelled"] else "not live any more: it had ended before"
+        note(options, f"{', '.join(document['ids'])} is {what}")
 
 
 def peers(options: Globals) -> None:

@@ -97,15 +97,13 @@ def _event_stream(source: StatusSource, documents: Mapping[str, Callable[[], Any
 
 def _write_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> list[Route]:
     async def one_request(request: HttpRequest) -> Response:
-        found = source.request(request.path_params["id"])
-        return _json(found) if found is not None else _no_such_request(request)
+        return _json(source.request(request.path_params["id"]))
 
     async def cancel(request: HttpRequest) -> Response:
-        request_id = request.path_params["id"]
-        if not source.cancel(request_id):
-            return _no_such_request(request)
-        logger.info("request %s is cancelled through the control socket", request_id)
-        return _json({"schema": "pdd.cancel/1", "id": request_id}, 202)
+        outcome = source.cancel(request.path_params["id"])
+        if outcome.cancelled:
+            logger.info("request %s is cancelled through the control socket", ", ".join(outcome.ids))
+        return _json(outcome, 202 if outcome.cancelled else 200)
 
     async def drain(request: HttpRequest) -> Response:
         timeout = (await _body(request)).get("timeout_seconds")
@@ -121,8 +119,8 @@ def _write_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any
         return _json(documents["status"]())
 
     return [
-        Route("/v1/requests/{id}", one_request, methods=["GET"]),
-        Route("/v1/requests/{id}", cancel, methods=["DELETE"]),
+        Route("/v1/requests/{id:path}", one_request, methods=["GET"]),
+        Route("/v1/requests/{id:path}", cancel, methods=["DELETE"]),
         Route("/v1/drain", drain, methods=["POST"]),
         Route("/v1/resume", resume, methods=["POST"]),
     ]
@@ -175,10 +173,6 @@ def _problem(status: int, error_id: str, detail: str, *, hint: str = "", support
     title = _TITLES.get(status, "Failed")
     problem = Problem(title=title, status=status, detail=detail, id=error_id, hint=hint, supported=supported)
     return _json(problem, status, "application/problem+json")
-
-
-def _no_such_request(request: HttpRequest) -> Response:
-    return _problem(404, "E351", f"no live request {request.path_params['id']}", hint="`pdd requests` lists them.")
 
 
 async def _not_found(request: HttpRequest, error: Exception) -> Response:

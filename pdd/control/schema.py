@@ -191,7 +191,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `prompt` is filled for a single request, and only when debug.show_prompts allows it.
     """
 
-    id: str
+    id: str  # HEX, or HEX-INDEX where the answer has several choices
     state: str  # a RequestState value
     age_seconds: float
     state_age_seconds: float | None = None
@@ -211,6 +211,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     hidden_ratio: float | None = None
     first_token_seconds: float | None = None
     transfer: RequestTransfer | None = None
+    client_request_id: str | None = None  # the X-Request-Id that the client sent
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a DELETE; the same one again finds the same end."""
+
+    schema: str = "pdd.cancel/1"
+    ids: tuple[str, ...]  # of the choices that were live, else those that had ended before
+    cancelled: bool  # false: all had ended before
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,8 +283,11 @@ class StatusSource(Protocol):
 
     def requests(self) -> Requests: ...
 
-    def request(self, request_id: str) -> Request | None:
-        """One live request in detail; None if there is none of that id."""
+    def request(self, wanted: str) -> Request:
+        """One request, live or lately finished, in detail. `wanted`: any form of its id, or a prefix of one.
+
+        Raises NoSuchRequest, AmbiguousRequest.
+        """
 
     def peers(self) -> Peers: ...
 
@@ -292,5 +304,5 @@ class StatusSource(Protocol):
     def resume(self) -> None:
         """Takes new work again. Raises RefusedInState when it cannot."""
 
-    def cancel(self, request_id: str) -> bool:
-        """Ends a live request as if its client had left. False: no such request."""
+    def cancel(self, wanted: str) -> Cancelled:
+        """Ends the live choices of one request as if its client had left. Raises as `request` does."""

@@ -9,16 +9,18 @@ import collections
 import dataclasses
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from pdd import metrics
 from pdd.control import schema
-from pdd.daemon import request_rows
+from pdd.daemon import request_ids, request_rows
 from pdd.daemon.flows import IN
+from pdd.daemon.ledger import Entry
 from pdd.engine.snapshot import EngineSnapshot
-from pdd.errors import RequestCancelled
+from pdd.errors import AmbiguousRequest, NoSuchRequest, RequestCancelled
 from pdd.messenger.status import PeerStatus
 from pdd.metrics import PAGE_STATES
 from pdd.topology import report, sysfs
@@ -137,13 +139,18 @@ class Documents:
             counts[row.state] = counts.get(row.state, 0) + 1
         return schema.Requests(counts=counts, requests=tuple(msgspec.structs.replace(r, prompt=None) for r in rows))
 
-    def request(self, request_id: str) -> schema.Request | None:
-        """A live request, or one of the latest finished ones."""
-        live = [row for row in self._rows() if row.id == request_id]
+    def request(self, wanted: str) -> schema.Request:
+        rows, ended = self._rows(), self._node.ledger.finished()
+        found = request_ids.of_one(wanted, {**_names(ended), **{row.id: row.client_request_id for row in rows}})
+        if len(found) > 1:
+            raise AmbiguousRequest(
+                f"{wanted} has {len(found)} choices: {request_ids.listed(found)}", hint="Name one of them."
+            )
+        [request_id] = found
+        live = [row for row in rows if row.id == request_id]
         if live:  # a request before the pages that an earlier attempt of it still holds
             return next((row for row in live if row.kind != "attempt"), live[0])
-        entry = self._node.ledger.find(request_id)
-        return None if entry is None else request_rows.finished(entry, self._context())
+        return request_rows.finished(ended[request_id], self._context())
 
     def _rows(self) -> list[schema.Request]:
         snapshot = self._view.snapshot
@@ -159,8 +166,16 @@ class Documents:
             page_size=self._node.config.kv.page_size,
         )  # fmt: skip
 
-    def cancel(self, request_id: str) -> bool:
-        return self._node.cancel(request_id, RequestCancelled("an operator ended this request on the node"))
+    def cancel(self, wanted: str) -> schema.Cancelled:
+        live = {row.id: row.client_request_id for row in self._rows()}
+        try:
+            found = request_ids.of_one(wanted, live)
+        except NoSuchRequest:
+            ended = request_ids.of_one(wanted, _names(self._node.ledger.finished()))
+            return schema.Cancelled(ids=tuple(ended), cancelled=False)
+        reason = RequestCancelled("an operator ended this request on the node")
+        hit = [each for each in found if self._node.cancel(each, reason)]
+        return schema.Cancelled(ids=tuple(hit or found), cancelled=bool(hit))
 
     # -- the rest ---------------------------------------------------------------------------------------------------
     def topology(self) -> dict[str, Any]:
@@ -200,6 +215,10 @@ class Documents:
             generation_tokens=counts.generated_tokens, preemptions=counts.preemptions, steps=counts.steps,
             engine_heartbeat_age=view.turn_age(),
         )  # fmt: skip
+
+
+def _names(entries: Mapping[str, Entry]) -> dict[str, str | None]:
+    return {request_id: entry.given_id for request_id, entry in entries.items()}
 
 
 def _peer(status: PeerStatus, role: str) -> schema.Peer:

@@ -96,8 +96,10 @@ class NodeService:
                 hint="try again later",
             )
 
-    def generate(self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str) -> _Stream:
-        return _Stream(self, request_id, prompt, sampling)
+    def generate(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str, given_id: str | None
+    ) -> _Stream:
+        return _Stream(self, request_id, given_id, prompt, sampling)
 
     def health(self) -> Health:
         return self._health()
@@ -147,7 +149,7 @@ class NodeService:
         self._streams[request_id] = stream
         self._num_silent += 1
         self._quiet.clear()
-        self._ledger.open(request_id, stream.prompt)
+        self._ledger.open(request_id, stream.prompt, stream.given_id)
         self._inbox.submit(GenerateSpec(request_id, stream.prompt, stream.sampling, self._route(len(stream.prompt))))
 
     def observe(self, stream: _Stream, event: Tokens | Finished, now: float) -> None:
@@ -194,9 +196,11 @@ class _Stream:
     """The events of one request, in order; ends after Finished. Read by one task."""
 
     def __init__(
-        self, service: NodeService, request_id: str, prompt: tuple[int, ...], sampling: SamplingParams
+        self, service: NodeService, request_id: str, given_id: str | None, prompt: tuple[int, ...],
+        sampling: SamplingParams,
     ) -> None:  # fmt: skip
         self.request_id = request_id
+        self.given_id = given_id
         self.prompt = prompt
         self.sampling = sampling
         self.submitted_at = 0.0

@@ -56,8 +56,9 @@ def test_tables(pdd: Pdd, daemon: Daemon) -> None:
 def test_one_request_is_shown_in_words(pdd: Pdd, daemon: Daemon) -> None:
     out = clean(pdd("requests", "show", "r-1"), 0).stdout.splitlines()
     for line in (
-        "age           3.1s", "pages         44/57", "prefill       120ms", "hidden ratio  94%", "prompt        1 2 3",
-        "transfer      57 pages, 228 units, 930 kB in 1 write via tcp", "prompt tokens 900",
+        "age               3.1s", "pages             44/57", "prefill           120ms", "hidden ratio      94%",
+        "prompt            1 2 3", "transfer          57 pages, 228 units, 930 kB in 1 write via tcp",
+        "prompt tokens     900",
     ):  # fmt: skip
         assert line in out
 
@@ -147,8 +148,9 @@ def test_drain_resume_cancel(pdd: Pdd, daemon: Daemon) -> None:
     assert daemon.source.drained_with == [7.0]
     assert "d0 decode ready" in clean(pdd("resume"), 0).stdout
     assert "not draining" in clean(pdd("resume"), 5).stderr
-    clean(pdd("requests", "cancel", "r-1"), 0)
-    assert "no live request r-1 [E351]" in clean(pdd("requests", "cancel", "r-1"), 5).stderr
+    assert "r-1 is cancelled" in clean(pdd("requests", "cancel", "r-1"), 0).stderr
+    assert "r-1 is not live any more" in clean(pdd("requests", "cancel", "r-1"), 0).stderr
+    assert "no request r/9? [E351]" in clean(pdd("requests", "cancel", "r/9?"), 5).stderr
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

@@ -97,11 +97,13 @@ def test_rates_come_from_the_totals(daemon: Daemon, client: Client) -> None:
 # -- what changes something --------------------------------------------------------------------------------------------
 def test_cancel_show_and_unknown_id(daemon: Daemon, client: Client) -> None:
     assert client.get("/v1/requests/r-1", private=True)["pages"] == {"have": 44, "need": 57}
-    assert client.delete("/v1/requests/r-1")["id"] == "r-1"
+    assert client.delete("/v1/requests/r-1") == {"schema": "pdd.cancel/1", "ids": ["r-1"], "cancelled": True}
     assert "r-1" not in daemon.source.live
-    with pytest.raises(RefusedInState, match="no live request r-1") as caught:
-        client.delete("/v1/requests/r-1")
-    assert caught.value.exit_code == 5
+    assert client.delete("/v1/requests/r-1") == {"schema": "pdd.cancel/1", "ids": ["r-1"], "cancelled": False}
+    for method in (client.delete, lambda path: client.get(path, private=True)):
+        with pytest.raises(RefusedInState, match="no request r/9") as caught:
+            method("/v1/requests/r%2F9")
+        assert (caught.value.exit_code, caught.value.id) == (5, "E351")
 
 
 def test_drain_and_resume(daemon: Daemon, client: Client) -> None:

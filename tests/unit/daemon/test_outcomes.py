@@ -61,7 +61,7 @@ async def world() -> World:
 
 async def begin(world: World):  # type: ignore[no-untyped-def]
     """A stream that has read its first token."""
-    stream = world.service.generate(PROMPT, SamplingParams(), request_id="r")
+    stream = world.service.generate(PROMPT, SamplingParams(), request_id="r", given_id=None)
     first = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     world.says(Tokens("r", (TokenOutput(5),)))
