@@ -83,8 +83,9 @@ class RateWindows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the node began, from the histograms of /metrics; null before the first observation."""
+    """Of the last `window_seconds`, exact to 5 %; null where nothing was observed in it. /metrics has the whole life."""
 
+    window_seconds: float = 60.0
     ttft_p50_seconds: float | None = None
     ttft_p99_seconds: float | None = None
     itl_p50_seconds: float | None = None

@@ -17,7 +17,7 @@ import msgspec
 from pdd import metrics
 from pdd.control import schema
 from pdd.daemon import request_ids, request_rows
-from pdd.daemon.flows import IN
+from pdd.daemon.latency import WINDOW_SECONDS
 from pdd.daemon.ledger import Entry
 from pdd.engine.snapshot import EngineSnapshot
 from pdd.errors import AmbiguousRequest, NoSuchRequest, RequestCancelled
@@ -92,16 +92,15 @@ class Documents:
         )  # fmt: skip
 
     def _latency(self) -> schema.Latency:
-        observed = self._node.metrics
-        share = metrics.percentile
-        kv = observed.kv_transfer.labels(IN, self._view.provider or "tcp")
-        return schema.Latency(
-            ttft_p50_seconds=share(observed.time_to_first_token, 0.5),
-            ttft_p99_seconds=share(observed.time_to_first_token, 0.99),
-            itl_p50_seconds=share(observed.inter_token_latency, 0.5),
-            itl_p99_seconds=share(observed.inter_token_latency, 0.99),
-            kv_wait_p50_seconds=share(kv, 0.5), kv_wait_p99_seconds=share(kv, 0.99),
+        lately = self._node.latencies
+        ttft, itl, kv_wait = (
+            window.percentiles(0.5, 0.99) for window in (lately.first_token, lately.between_tokens, lately.kv_wait)
         )
+        return schema.Latency(
+            window_seconds=WINDOW_SECONDS, ttft_p50_seconds=ttft[0], ttft_p99_seconds=ttft[1],
+            itl_p50_seconds=itl[0], itl_p99_seconds=itl[1], kv_wait_p50_seconds=kv_wait[0],
+            kv_wait_p99_seconds=kv_wait[1],
+        )  # fmt: skip
 
     # -- peers and transfers ----------------------------------------------------------------------------------------
     def _peers(self) -> tuple[schema.Peer, ...]:
