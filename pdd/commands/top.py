@@ -38,7 +38,10 @@ def top(options: Globals, once: bool, count: int | None, interval: float | None,
 
     color = options.color == "always" or (options.color == "auto" and not os.environ.get("NO_COLOR"))
     theme = configured(options.config, "top.theme") or "auto"
-    PddTop(client, seconds, glyphs=glyphs, color=color, theme=theme).run()
+    screen_app = PddTop(client, seconds, glyphs=glyphs, color=color, theme=theme)
+    screen_app.run()
+    if screen_app.crash is not None:
+        raise screen_app.crash
 
 
 def _pictures(options: Globals, count: int | None, interval: float, glyphs: view.Glyphs) -> None:

@@ -66,9 +66,9 @@ class Picture(Widget):
         self.post_message(self.Resized())
 
     def render_line(self, y: int) -> Strip:
+        base = self.rich_style  # a strip without a style breaks Textual's filter of colors (NO_COLOR)
         if y >= len(self._lines):
-            return Strip.blank(self.size.width)
-        base = self.rich_style
+            return Strip.blank(self.size.width, base)
         segments = [Segment(text, base + self._styles[style]) for text, style in self._lines[y]]
         return Strip(segments).adjust_cell_length(self.size.width, base)
 
@@ -130,6 +130,15 @@ class PddTop(App[None]):
     def on_unmount(self) -> None:
         if self._feed is not None:
             self._feed.stop()
+
+    @property
+    def crash(self) -> Exception | None:
+        """The bug that ended it, if one did."""
+        return self._exception
+
+    def _fatal_error(self) -> None:
+        """Textual would print the trace with every local variable; the command says it in a line instead."""
+        self._close_messages_no_wait()
 
     def on_picture_resized(self) -> None:
         self._draw()

@@ -19,7 +19,10 @@ Span = tuple[str, str]  # text, style: "", title, good, warn, bad, dim
 Line = list[Span]
 
 MIN_WIDTH, MIN_HEIGHT = 40, 8
-PANEL_WIDTH = 78  # below this, plain lines instead of panels
+PANEL_WIDTH = 80  # below this, plain lines instead of panels
+_MIN_PEER_ROWS = 3  # header, one peer, how many more
+_SECOND_CHARTS = 9  # spare rows from which on there is a second pair of charts
+_PAIR_WIDTH = 18
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,17 +78,15 @@ def frame(scene: Scene, width: int, height: int, glyphs: Glyphs = UNICODE) -> li
         lines: list[Line] = [[(f"pdd top needs {MIN_WIDTH}x{MIN_HEIGHT}, this is {width}x{height}", "warn")]]
         return [fit(line, width) for line in (lines + [[]] * height)[:height]]
     status = scene.history.status
+    top = [_header(scene, width), *_banner(scene)]
+    room = height - len(top) - 1
     body: list[Line]
     if scene.help:
         body = [[], *([(f"  {text}", "")] for text in HELP)]
     elif status is None:
         body = [[], [("  waiting for the first picture", "dim")]]
-    elif width >= PANEL_WIDTH:
-        body = [*_panels(scene.history, status, width, glyphs), *_peers(status), *_findings(status)]
     else:
-        body = [*_plain(status), *_peers(status), *_findings(status)]
-    top = [_header(scene, width), *_banner(scene)]
-    room = height - len(top) - 1
+        body = _body(scene.history, status, width, room, glyphs)
     lines = [*top, *(body + [[]] * room)[:room], [(" q quit  ? help  space pause  +/- speed", "dim")]]
     return [fit(line, width) for line in lines]
 
@@ -165,13 +166,41 @@ def _banner(scene: Scene) -> list[Line]:
     return []
 
 
-def _panels(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
-    half, queue_width, latency_width = width // 2, 21, 27
+def _body(history: History, status: dict[str, Any], width: int, room: int, glyphs: Glyphs) -> list[Line]:
+    """What stands between header and keys: problems before peers, and the charts take the rows that are left."""
+    findings = _findings(status)
+    if width < PANEL_WIDTH:
+        head = [*_plain(status), *findings]
+        return [*head, *_peers(status, room - len(head))]
+    numbers = _numbers(status, width, glyphs)
+    least = 3 + len(numbers) + len(findings)
+    peers = _peers(status, max(room - least, _MIN_PEER_ROWS))
+    spare = room - least - len(peers)
+    second = spare >= _SECOND_CHARTS
+    rows = [spare] if not second else [(spare - 3) // 2, (spare - 3) - (spare - 3) // 2]
+    charts = _charts(history, status, width, [1 + max(row, 0) for row in rows], glyphs)
+    return [*charts[0], *numbers, *(charts[1] if second else ()), *findings, *peers]
+
+
+def _charts(
+    history: History, status: dict[str, Any], width: int, rows: Sequence[int], glyphs: Glyphs
+) -> list[list[Line]]:
+    """One or two pairs of charts, each as many rows high as `rows` says."""
+    half = width // 2
+    pairs = [_beside(_batch(history, status, half, rows[0], glyphs), _moved(history, status, width - half, rows[0], glyphs))]
+    if len(rows) > 1:
+        left = _tokens(history, status, half, rows[1], glyphs)
+        pairs.append(_beside(left, _used(history, status, width - half, rows[1], glyphs)))
+    return pairs
+
+
+def _numbers(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
+    queue_width, latency_width = 21, 27
     pages_width = width - queue_width - latency_width
-    charts = _beside(_batch(history, status, half, glyphs), _moved(history, status, width - half, glyphs))
+    seconds = status["latency"]["window_seconds"]
     middle = _beside(
         _panel("queue", _queue(status), "", queue_width, glyphs),
-        _panel("latency    p50     p99", _latency(status), "", latency_width, glyphs),
+        _panel(f"last {seconds:.0f}s    p50     p99", _latency(status), "", latency_width, glyphs),
         _panel(
             f"pages  {show_count(status['pages']['total'])}",
             _pages(status, pages_width - 4, glyphs),
@@ -183,7 +212,7 @@ def _panels(history: History, status: dict[str, Any], width: int, glyphs: Glyphs
     transfers = status["transfers"]
     failed: Span = (f" failed {show_count(transfers['failed'])}", "bad" if transfers["failed"] else "")
     counters = whole(_counters(status["role"], transfers), width - 2 - len(failed[0]))
-    return [*charts, *middle, [failed, (f"  {counters}", "")]]
+    return [*middle, [failed, (f"  {counters}", "")]]
 
 
 def _counters(role: str, transfers: dict[str, Any]) -> list[str]:
@@ -195,32 +224,50 @@ def _counters(role: str, transfers: dict[str, Any]) -> list[str]:
     return [active, sent, received] if role == "decode" else [active, received, sent]
 
 
-def _batch(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
+def _batch(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
     batch = known(history.batch)
     average, largest = (sum(batch) / len(batch), max(batch)) if batch else (0.0, 0.0)
     now = f"{show_count(status['batch_size'])} / {show_count(status['max_batch_size'])}"
-    chart = say(spark(list(history.batch), width - 4, glyphs), "good")
     shares = whole([f"avg {show_count(average)}", f"max {show_count(largest)}"], width - 4 - len(f"batch {now}  "))
-    return _panel(f"batch {now}  {shares}".rstrip(), [chart], "", width, glyphs)
+    return _panel(f"batch {now}  {shares}".rstrip(), _chart(history.batch, width, rows, glyphs), "", width, glyphs)
 
 
-def _moved(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
+def _moved(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
     rates = status["rates"]["1s"]
     into, out = (show_bytes(rates[f"bytes{way}_per_second"], "B/s") for way in ("_received", ""))
-    chart = say(spark(list(history.moved), width - 4, glyphs), "good")
     peak = f"peak {show_bytes(max(known(history.moved), default=0), 'B/s')}"
     title = whole(["KV transfer", f"in {into}", f"out {out}"], width - 4)
-    return _panel(title, [chart], peak, width, glyphs)
+    return _panel(title, _chart(history.moved, width, rows, glyphs), peak, width, glyphs)
+
+
+def _tokens(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    rates = status["rates"]["1s"]
+    prompt, out = (show_count(rates[f"{kind}_tokens_per_second"]) for kind in ("prompt", "generated"))
+    peak = f"peak {show_count(max(known(history.tokens), default=0))}/s"
+    title = f"tokens/s  prompt {prompt}  out {out}"
+    return _panel(title, _chart(history.tokens, width, rows, glyphs), peak, width, glyphs)
+
+
+def _used(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    used = known(history.used)
+    title = f"pages in use  {show_count(used[-1] if used else 0)} of {show_count(status['pages']['total'])}"
+    peak = f"peak {show_count(max(used, default=0))}"
+    return _panel(title, _chart(history.used, width, rows, glyphs), peak, width, glyphs)
+
+
+def _chart(samples: Sequence[float | None], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    return [say(row, "good") for row in spark(samples, width - 4, glyphs, rows)]
 
 
 def _queue(status: dict[str, Any]) -> list[Line]:
-    return [
-        say(f"running   {show_count(status['running']):>7}"),
-        say(f"waiting   {show_count(status['waiting']):>7}"),
-        say(f"wait kv   {show_count(status['waiting_for_kv']):>7}"),
-        say(f"preempted {show_count(status['engine']['preemptions']):>7}"),
-        say(f"steps/s   {show_count(status['rates']['1s']['steps_per_second']):>7}"),
-    ]
+    rows = (
+        ("running", status["running"]),
+        ("waiting", status["waiting"]),
+        ("wait kv", status["waiting_for_kv"]),
+        ("preempted", status["engine"]["preemptions"]),
+        ("steps/s", status["rates"]["1s"]["steps_per_second"]),
+    )
+    return [say(f"{name:9} {show_count(number, 7):>7}") for name, number in rows]
 
 
 def _latency(status: dict[str, Any]) -> list[Line]:
@@ -236,7 +283,6 @@ def _latency(status: dict[str, Any]) -> list[Line]:
 
 def _pages(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     pages, rates = status["pages"], status["rates"]["1s"]
-    count = {state: show_count(number) for state, number in pages.items()}
     total = max(pages["total"], 1)
     free = pages["free"] + pages["cached"]
     share = f" {(pages['total'] - free) / total:4.0%}"
@@ -247,14 +293,23 @@ def _pages(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     prompt, out = rates["prompt_tokens_per_second"], rates["generated_tokens_per_second"]
     return [
         say(bar[:cells].ljust(cells, glyphs.free) + share),
-        say(f"free {count['free']:<9} cached {count['cached']}"),
-        say(f"running {count['running']:<6} reserved {count['reserved']}"),
-        [
-            (f"sending {count['sending']:<6} ", ""),
-            (f"quarantined {count['quarantined']}", "bad" if pages["quarantined"] else ""),
-        ],
+        *_page_states(pages, width),
         say("tok/s  " + whole([f"prompt {show_count(prompt)}", f"out {show_count(out)}"], width - len("tok/s  "))),
     ]
+
+
+def _page_states(pages: dict[str, int], width: int) -> list[Line]:
+    """Two states a line, and how many pages are in each, as exact as `width` allows."""
+    pairs = (("free", "cached"), ("running", "reserved"), ("sending", "quarantined"))
+    exact = max(len(f"{right} {show_count(pages[right])}") for _, right in pairs)
+    cells = max(width - 1 - max(exact, width - 1 - _PAIR_WIDTH), (width - 3) // 2)  # of the left column
+    lines = []
+    for left, right in pairs:
+        first = f"{left} {show_count(pages[left], cells - len(left) - 1)}"
+        second = f"{right} {show_count(pages[right], width - cells - len(right) - 2)}"
+        style = "bad" if right == "quarantined" and pages[right] else ""
+        lines.append([(f"{first:<{cells}} ", ""), (second, style)])
+    return lines
 
 
 def _plain(status: dict[str, Any]) -> list[Line]:
@@ -267,14 +322,18 @@ def _plain(status: dict[str, Any]) -> list[Line]:
     ]
 
 
-def _peers(status: dict[str, Any]) -> list[Line]:
+def _peers(status: dict[str, Any], room: int) -> list[Line]:
+    """One line per peer, as many as `room` takes; the last one says how many more there are."""
     if not status["peers"]:
         return [say(" no peers", "dim")]
     header = f" {'PEER':14} {'ROLE':8} {'STATE':12} {'VIA':10} {'RTT':>7} {'QUEUED':>7} {'FREE':>7}"
     lines = [say(header, "title")]
-    for peer in status["peers"]:
+    shown = status["peers"]
+    if len(shown) > room - 1:
+        shown = shown[: max(room - 2, 0)]
+    for peer in shown:
         load = peer["load"] or {}
-        queued, free = (show_count(load[key]) if key in load else "-" for key in ("queued_tokens", "free_pages"))
+        queued, free = (show_count(load[key], 7) if key in load else "-" for key in ("queued_tokens", "free_pages"))
         lines.append(
             [
                 (f" {peer['name'][:14]:14} {peer['role'][:8]:8} ", ""),
@@ -284,7 +343,8 @@ def _peers(status: dict[str, Any]) -> list[Line]:
                 (peer["error"] or "", "bad"),
             ]
         )
-    return lines
+    more = len(status["peers"]) - len(shown)
+    return [*lines, say(f" and {more} more; `pdd peers` lists all", "dim")] if more else lines
 
 
 def _findings(status: dict[str, Any]) -> list[Line]:
@@ -298,13 +358,21 @@ def _findings(status: dict[str, Any]) -> list[Line]:
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
-def spark(samples: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
-    """The newest samples at the right end, scaled to the largest shown. A zero is the lowest mark, a gap is a blank."""
+def spark(samples: Sequence[float | None], width: int, glyphs: Glyphs, rows: int = 1) -> list[str]:
+    """A chart of `rows` lines, the uppermost first: the newest samples at the right end, scaled to the largest shown.
+
+    A zero is the lowest mark, a gap is a blank.
+    """
     shown = list(samples)[-width:] if width > 0 else []
     largest = max((sample for sample in shown if sample is not None), default=0.0)
-    scale = (len(glyphs.spark) - 2) / largest if largest else 0.0
-    marks = [" " if sample is None else glyphs.spark[1 + round(sample * scale)] for sample in shown]
-    return "".join(marks).rjust(max(width, 0))
+    levels = len(glyphs.spark) - 1  # of one line
+    scale = (rows * levels - 1) / largest if largest else 0.0
+    heights = [0 if sample is None else 1 + round(sample * scale) for sample in shown]
+    lines = []
+    for floor in range((rows - 1) * levels, -1, -levels):
+        marks = "".join(glyphs.spark[min(max(height - floor, 0), levels)] for height in heights)
+        lines.append(marks.rjust(max(width, 0)))
+    return lines
 
 
 def _panel(title: str, lines: Sequence[Line], foot: str, width: int, glyphs: Glyphs) -> list[Line]:
