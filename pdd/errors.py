@@ -53,6 +53,15 @@ class ModelError(PddError):
     id, exit_code = "E781", EXIT_CONFIG
 
 
+HOW_TO_INSTALL = "In pdd's source tree: pip install '.[engine,fabric]', or make setup."
+
+
+class NotInstalled(PddError):
+    """A part of pdd, or a package that it needs, is not there. Starting again does not help."""
+
+    id, exit_code = "E782", EXIT_CONFIG
+
+
 class LimitError(PddError):
     """A limit or a permission of this process is too small."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -305,6 +306,21 @@ def test_config_show_says_where_values_come_from(pdd: Pdd, tmp_path: Path) -> No
     assert 'drain.timeout = "90s"  # env PDD_DRAIN__TIMEOUT' in out
     assert "kv.page_size" not in out
     assert "kv.page_size = 16  # default" in clean(pdd(*words, "--defaults"), 0).stdout
+
+
+@pytest.mark.parametrize(("module", "what"), [("pdd.fabric._native", "native core cannot be loaded"), ("torch", "needs torch")])
+def test_an_incomplete_installation_is_not_an_engine_that_died(
+    module: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """78, which systemd does not restart; not 75, which it does for ever."""
+    from pdd import cli
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == module else object())
+    monkeypatch.setitem(sys.modules, module, None)  # importing it fails
+    assert cli.run(["serve", "--role", "both", "--demo", "--dry-run"]) == 78
+    error = capsys.readouterr().err
+    assert what in error
+    assert "[E782]. In pdd's source tree: pip install" in error
 
 
 def test_serve_dry_run_takes_flags_over_everything(pdd: Pdd, tmp_path: Path) -> None:
