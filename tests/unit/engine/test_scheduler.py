@@ -460,6 +460,25 @@ def test_a_request_that_started_never_expires() -> None:
     assert node.finished("b").reason is FinishReason.LENGTH  # type: ignore[union-attr]
 
 
+def test_a_stream_that_was_preempted_does_not_wait_for_a_newcomer() -> None:
+    """`big` came before `b`, never started, and has waited long enough for nobody new to pass it."""
+    node = Node(num_pages=12, queue_timeout=100.0)
+    node.submit(generate("a", 16, 24), generate("d", 12, 12, salt=1), generate("big", 40, 1), generate("b", 4, 12, salt=2))
+    preempted: list[str] = []
+    while not preempted:
+        preempted += node.step().preempted
+    assert preempted == ["b"]
+    node.now = 50.0
+    node.submit(generate("new", 1, 1))
+    while node.state("b") is RequestState.WAITING:
+        node.step()
+    assert node.state("a") is RequestState.RUNNING
+    assert node.state("big") is node.state("new") is RequestState.WAITING
+    node.run()
+    for name in ("a", "d", "big", "b", "new"):
+        assert node.finished(name).reason is FinishReason.LENGTH  # type: ignore[union-attr]
+
+
 def test_a_request_that_started_never_expires_behind_one_that_did_not() -> None:
     node = Node(num_pages=4, queue_timeout=5.0)
     node.submit(generate("a", 4, 12), generate("big", 16, 1), generate("b", 4, 12, salt=1))
