@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from pdd import cli
+from pdd.commands.common import Globals
+from pdd.control import paths
 from pdd.errors import UsageError
 from pdd.version import VERSION
 from tests.control import fake_daemon
@@ -152,6 +154,24 @@ def test_drain_resume_cancel(pdd: Pdd, daemon: Daemon) -> None:
     assert "r-1 is cancelled" in clean(pdd("requests", "cancel", "r-1"), 0).stderr
     assert "r-1 is not live any more" in clean(pdd("requests", "cancel", "r-1"), 0).stderr
     assert "no request r/9? [E351]" in clean(pdd("requests", "cancel", "r/9?"), 5).stderr
+
+
+def test_nodes_of_systemd_are_found_beside_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, system = tmp_path / "own", tmp_path / "system"
+    monkeypatch.setattr(paths, "run_dirs", lambda: [own, system])
+    monkeypatch.delenv("PDD_NODE__NAME", raising=False)
+    (system / "d0").mkdir(parents=True)
+    (system / "d0" / "status.sock").touch()
+    assert Globals().instance_dir() == Globals(instance="d0").instance_dir() == system / "d0"
+    assert Globals(instance="nope").instance_dir() == own / "nope"
+    assert Globals(run_dir=own).instance_dir().parent == own
+    (own / "d0").mkdir(parents=True)
+    (own / "d0" / "status.sock").touch()
+    assert Globals().instance_dir() == own / "d0"
+    (own / "d1").mkdir()
+    (own / "d1" / "status.sock").touch()
+    with pytest.raises(UsageError, match=r"several instances in .*own and .*system: d0, d1"):
+        Globals().instance_dir()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
