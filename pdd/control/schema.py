@@ -303,7 +303,7 @@ class StatusSource(Protocol):
         """Starts to drain; again while draining only moves the deadline. Raises RefusedInState when it cannot."""
 
     def resume(self) -> None:
-        """Takes new work again. Raises RefusedInState when it cannot."""
+        """Takes new work again, if it did not. Raises RefusedInState when it cannot."""
 
     def cancel(self, wanted: str) -> Cancelled:
         """Ends the live choices of one request as if its client had left. Raises as `request` does."""

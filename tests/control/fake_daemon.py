@@ -99,8 +99,8 @@ class FakeSource:
         self.state = "drained"
 
     def resume(self) -> None:
-        if self.state not in ("draining", "drained"):
-            raise RefusedInState(f"the node is {self.state}, not draining")
+        if self.refuse_drain:
+            raise RefusedInState("the node is stopping", hint="Wait for it.")
         self.state = "ready"
 
     def cancel(self, wanted: str) -> schema.Cancelled:
@@ -133,6 +133,10 @@ class Running:
 
     def call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+
+    def server_connections(self) -> set[Any]:
+        """Of both sockets."""
+        return {each for server in self._server._servers for each in server.server_state.connections}
 
     def changed(self) -> None:
         self._loop.call_soon_threadsafe(self._server.changed)
