@@ -45,10 +45,10 @@ def top(options: Globals, once: bool, count: int | None, interval: float | None,
 
 
 def _pictures(options: Globals, count: int | None, interval: float, glyphs: view.Glyphs) -> None:
-    """`count` pictures (None: until interrupted), at most as tall as they need to be."""
+    """`count` pictures (None: until interrupted)."""
     history = History()
     client = options.client()
-    size = shutil.get_terminal_size((100, 30))
+    width = shutil.get_terminal_size((100, 30)).columns
     shown = 0
     while count is None or shown < count:
         if shown:
@@ -63,8 +63,7 @@ def _pictures(options: Globals, count: int | None, interval: float, glyphs: view
             {"type": "delta" if history.status else "snapshot", "docs": {"status": status}, "ts_mono": now}, now
         )
         scene = view.Scene(history, now, time.strftime("%H:%M:%S"), interval)
-        lines = view.frame(scene, max(size.columns, view.MIN_WIDTH), max(size.lines, view.MIN_HEIGHT), glyphs)
-        print(view.text(lines[:-1]).rstrip("\n"), flush=True)  # the last line tells keys, and there are none
+        print(view.text(view.picture(scene, max(width, view.MIN_WIDTH), glyphs)), flush=True)
 
 
 def _configured_interval(options: Globals) -> float:

@@ -166,16 +166,26 @@ def _banner(scene: Scene) -> list[Line]:
     return []
 
 
-def _body(history: History, status: dict[str, Any], width: int, room: int, glyphs: Glyphs) -> list[Line]:
-    """What stands between header and keys: problems before peers, and the charts take the rows that are left."""
+def picture(scene: Scene, width: int, glyphs: Glyphs = UNICODE) -> list[Line]:
+    """For a pipe or a page: as tall as it needs to be, the charts one row high, no keys. It needs a status."""
+    assert scene.history.status is not None
+    body = _body(scene.history, scene.history.status, width, None, glyphs)
+    return [fit(line, width) for line in (_header(scene, width), *_banner(scene), *body)]
+
+
+def _body(history: History, status: dict[str, Any], width: int, room: int | None, glyphs: Glyphs) -> list[Line]:
+    """What stands between header and keys: problems before peers, and the charts take the rows that are left.
+
+    `room`: rows; None: as many as there is to say.
+    """
     findings = _findings(status)
     if width < PANEL_WIDTH:
         head = [*_plain(status), *findings]
-        return [*head, *_peers(status, room - len(head))]
+        return [*head, *_peers(status, None if room is None else room - len(head))]
     numbers = _numbers(status, width, glyphs)
     least = 3 + len(numbers) + len(findings)
-    peers = _peers(status, max(room - least, _MIN_PEER_ROWS))
-    spare = room - least - len(peers)
+    peers = _peers(status, None if room is None else max(room - least, _MIN_PEER_ROWS))
+    spare = 0 if room is None else room - least - len(peers)
     second = spare >= _SECOND_CHARTS
     rows = [spare] if not second else [(spare - 3) // 2, (spare - 3) - (spare - 3) // 2]
     charts = _charts(history, status, width, [1 + max(row, 0) for row in rows], glyphs)
@@ -322,14 +332,14 @@ def _plain(status: dict[str, Any]) -> list[Line]:
     ]
 
 
-def _peers(status: dict[str, Any], room: int) -> list[Line]:
+def _peers(status: dict[str, Any], room: int | None) -> list[Line]:
     """One line per peer, as many as `room` takes; the last one says how many more there are."""
     if not status["peers"]:
         return [say(" no peers", "dim")]
     header = f" {'PEER':14} {'ROLE':8} {'STATE':12} {'VIA':10} {'RTT':>7} {'QUEUED':>7} {'FREE':>7}"
     lines = [say(header, "title")]
     shown = status["peers"]
-    if len(shown) > room - 1:
+    if room is not None and len(shown) > room - 1:
         shown = shown[: max(room - 2, 0)]
     for peer in shown:
         load = peer["load"] or {}

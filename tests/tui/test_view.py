@@ -115,6 +115,19 @@ def test_problems_are_not_pushed_out_by_many_peers() -> None:
         assert f"and {128 - listed} more; `pdd peers` lists all" in text
 
 
+@pytest.mark.parametrize("num_peers", [0, 1, 2, 3, 12])
+@pytest.mark.parametrize("width", [60, 100])
+def test_a_picture_for_a_pipe_is_as_tall_as_it_needs_to_be(num_peers: int, width: int) -> None:
+    lines = recorded()
+    status = lines[0]["docs"]["status"]
+    status |= {"peers": status["peers"][:1] * num_peers}
+    rows = view.text(view.picture(scene_of(lines[:1]), width)).splitlines()
+    assert all(row.strip() for row in rows)
+    assert sum(row.startswith(" p0 ") for row in rows) == num_peers
+    assert ("no peers" in rows[-1]) == (num_peers == 0)
+    assert len(rows) == (13 if width == 100 else 6) + bool(num_peers) + max(num_peers, 1)
+
+
 def test_nothing_yet() -> None:
     assert "waiting for the first picture" in view.text(view.frame(view.Scene(History(), 0.0, "", 1.0), 80, 24))
 
