@@ -136,10 +136,10 @@ def requests(options: Globals) -> None:
 def request(options: Globals, request_id: str) -> None:
     document = options.client().get(f"/v1/requests/{quote(request_id, safe='')}", private=True)
     if options.json:
-        print_json({"schema": "pdd.request/1", **document})
+        print_json(document)
         return
     for name, value in document.items():
-        if value is not None:
+        if value is not None and name != "schema":
             print(f"{name.removesuffix('_seconds').replace('_', ' '):17} {_shown(name, value)}")
 
 
@@ -228,7 +228,7 @@ def topology(options: Globals, root: Path | None = None, ascii_only: bool = Fals
 
 def version(options: Globals) -> None:
     """Client and daemon; a daemon that is not there, or not chosen, is not an error."""
-    daemon: dict[str, Any] = {"daemon": None, "api": None}
+    daemon: dict[str, Any] = {"daemon": None, "api": None, "name": None, "boot_id": None}
     shown = paint(options, "not running", "dim")
     if not options.json:
         print(f"client  {VERSION}", flush=True)  # whatever becomes of the question to the daemon

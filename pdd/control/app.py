@@ -23,7 +23,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdd import metrics, units
 from pdd.control import events
-from pdd.control.schema import API_VERSION, Problem, StatusSource, Version
+from pdd.control.schema import API_VERSION, OneRequest, Problem, Version
+from pdd.control.source import StatusSource
 from pdd.errors import BodyTooLarge, InvalidRequest, Overloaded, PddError
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,8 @@ def _event_stream(source: StatusSource, documents: Mapping[str, Callable[[], Any
 
 def _write_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> list[Route]:
     async def one_request(request: HttpRequest) -> Response:
-        return _json(source.request(request.path_params["id"]))
+        found = source.request(request.path_params["id"])
+        return _json(OneRequest(**msgspec.structs.asdict(found)))
 
     async def cancel(request: HttpRequest) -> Response:
         outcome = source.cancel(request.path_params["id"])

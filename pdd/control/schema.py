@@ -7,7 +7,7 @@ are 16 hex digits, because JSON readers round large integers.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -215,6 +215,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     client_request_id: str | None = None  # the X-Request-Id that the client sent
 
 
+class OneRequest(Request, frozen=True, kw_only=True):
+    """What /v1/requests/{id} answers."""
+
+    schema: str = "pdd.request/1"
+
+
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a DELETE; the same one again finds the same end."""
 
@@ -277,33 +283,32 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     supported: tuple[str, ...] = ()  # API versions, for an unknown one
 
 
-class StatusSource(Protocol):
-    """What the daemon implements for the control server. Called on the main loop; each call returns at once."""
+# -- lines of /v1/events -----------------------------------------------------------------------------------------------
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    seq: int  # of this stream, without gaps
+    ts: float  # seconds since 1970
+    ts_mono: float  # the daemon's monotonic clock, seconds
 
-    def status(self) -> Status: ...
 
-    def requests(self) -> Requests: ...
+class SnapshotLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="snapshot"):
+    """The first line: every document asked for."""
 
-    def request(self, wanted: str) -> Request:
-        """One request, live or lately finished, in detail. `wanted`: any form of its id, or a prefix of one.
+    boot_id: str
+    docs: dict[str, dict[str, Any]]  # topic → document
 
-        Raises NoSuchRequest, AmbiguousRequest.
-        """
 
-    def peers(self) -> Peers: ...
+class DeltaLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="delta"):
+    """The members that changed since the line before, to be put in place of what they were."""
 
-    def transfers(self) -> TransferList: ...
+    docs: dict[str, dict[str, Any]]
 
-    def topology(self) -> dict[str, Any]:
-        """A pdd.topology/1 document (pdd.topology.report.document)."""
 
-    def metrics_text(self) -> str: ...
+class HeartbeatLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="heartbeat"):
+    """Nothing changed for a while."""
 
-    def drain(self, timeout: float | None) -> None:
-        """Starts to drain; again while draining only moves the deadline. Raises RefusedInState when it cannot."""
 
-    def resume(self) -> None:
-        """Takes new work again, if it did not. Raises RefusedInState when it cannot."""
+class StoppingLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="stopping"):
+    """The last line: the daemon stops."""
 
-    def cancel(self, wanted: str) -> Cancelled:
-        """Ends the live choices of one request as if its client had left. Raises as `request` does."""
+
+EventLine = SnapshotLine | DeltaLine | HeartbeatLine | StoppingLine

@@ -20,8 +20,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pdd.control import app, events
 from pdd.control.rates import RateWindow
-from pdd.control.schema import RateWindows, Requests, Status, StatusSource
+from pdd.control.schema import RateWindows, Requests, Status
 from pdd.control.sockets import ControlSockets
+from pdd.control.source import StatusSource
 
 logger = logging.getLogger(__name__)
 
