@@ -59,7 +59,7 @@ HOW_TO_INSTALL = "In pdd's source tree: pip install '.[engine,fabric]', or make 
 class NotInstalled(PddError):
     """A part of pdd, or a package that it needs, is not there. Starting again does not help."""
 
-    id, exit_code = "E782", EXIT_CONFIG
+    id, exit_code = "E783", EXIT_CONFIG
 
 
 class LimitError(PddError):

@@ -148,7 +148,7 @@ def print_error(error: PddError, *, as_json: bool) -> None:
             "id": error.id,
             "message": error.message,
             "hint": error.hint,
-            "docs": "man:pdd(1)",
+            "docs": "man:pdd-errors(7)",
         }
         print(json.dumps(document, ensure_ascii=False), file=sys.stderr)
         return

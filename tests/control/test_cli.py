@@ -340,7 +340,7 @@ def test_an_incomplete_installation_is_not_an_engine_that_died(
     assert cli.run(["serve", "--role", "both", "--demo", "--dry-run"]) == 78
     error = capsys.readouterr().err
     assert what in error
-    assert "[E782]. In pdd's source tree: pip install" in error
+    assert "[E783]. In pdd's source tree: pip install" in error
 
 
 def test_serve_dry_run_takes_flags_over_everything(pdd: Pdd, tmp_path: Path) -> None:

@@ -127,16 +127,6 @@ def test_the_schema_has_defaults_in_the_form_of_the_file() -> None:
 
 
 # -- linters -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("page", ["pdd.1", "pdd.toml.5"])
-def test_man_pages_are_clean(page: str) -> None:
-    if shutil.which("mandoc") is None:
-        pytest.skip("mandoc is not installed")
-    result = subprocess.run(
-        ["mandoc", "-Tlint", "-Wwarning", str(MAN / page)], capture_output=True, text=True, check=False
-    )
-    assert (result.returncode, result.stdout) == (0, "")
-
-
 def test_the_unit_is_valid(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd is not installed")
