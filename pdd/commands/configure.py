@@ -88,11 +88,11 @@ def template() -> str:
         lines += ["", "", f"# {section.__doc__}", f"[{name}]"]
         for key, field in section.model_fields.items():
             lines += ["", *textwrap.wrap(field.description or "", _WIDTH, initial_indent="# ", subsequent_indent="# ")]
-            lines.append(f"#{key} = {_default_text(field)}")
+            lines.append(f"#{key} = {default_text(field)}")
     return "\n".join(lines) + "\n"
 
 
-def _default_text(field: Any) -> str:
+def default_text(field: Any) -> str:
     if field.default is PydanticUndefined:
         return '"node-1"' if field.default_factory else '"both"'
     return toml_text(field, field.default)

@@ -10,14 +10,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import typer.main
 
 from pdd import config, units
 from pdd.commands import tree
-from pdd.commands.configure import json_schema, template
+from pdd.commands.configure import default_text, json_schema, template
 from pdd.config_load import load
 from tests.tree.imports import ROOT
 
@@ -102,6 +102,19 @@ def test_every_error_code_is_in_pdd_1() -> None:
 def test_pdd_toml_5_has_every_setting_and_no_other() -> None:
     page = re.findall(r"^\.It Cm ([a-z_]+\.[a-z_]+)$", (MAN / "pdd.toml.5").read_text(), re.M)
     assert page == list(config.all_fields())
+
+
+def test_pdd_toml_5_has_every_default_and_every_choice() -> None:
+    parts = re.split(r"^\.It Cm ", (MAN / "pdd.toml.5").read_text(), flags=re.M)[1:]
+    entries = {part.partition("\n")[0]: re.split(r"^\.El", part.partition("\n")[2], flags=re.M)[0] for part in parts}
+    for key, field in config.all_fields().items():
+        default = default_text(field).strip('"')
+        if default not in ("", "[]") and key not in ("node.role", "node.name"):
+            told = re.search(r"^Default:? (\S+?)[.:]?( .*)?$", entries[key], re.M)
+            assert told, key
+            assert told[1] == default, key
+        if get_origin(field.annotation) is Literal:
+            assert set(get_args(field.annotation)) <= set(re.findall(r"\w+", entries[key])), key
 
 
 def test_etc_pdd_toml_is_what_config_init_prints() -> None:
