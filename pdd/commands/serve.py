@@ -11,8 +11,8 @@ from typing import Any
 
 from pdd import config_load, config_sources, log
 from pdd.commands.common import Globals, print_json
-from pdd.commands.configure import toml_text, value_of
-from pdd.config import Config, all_fields
+from pdd.commands.configure import toml_text
+from pdd.config import Config, all_fields, values
 from pdd.errors import EXIT_BUG, HOW_TO_INSTALL, ConfigError, NotInstalled, PddError
 from pdd.version import VERSION
 
@@ -52,7 +52,7 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
     from pdd.daemon.main import run
 
     try:
-        return int(run(config, demo=demo))
+        return int(run(config, origins, demo=demo))
     except PddError:
         raise
     except Exception:
@@ -76,12 +76,11 @@ def _check_installation() -> None:
 
 def _show(options: Globals, config: Config, origins: config_load.Origins) -> None:
     """What would run."""
-    values = {key: value_of(config, key) for key in all_fields()}
     if options.json:
-        settings = {key: {"value": value, "origin": str(origins[key])} for key, value in values.items()}
-        print_json({"schema": "pdd.config/1", "settings": settings})
+        print_json(config_load.explained(config, origins))
         return
+    found = values(config)
     print(f"pdd {VERSION} {config.node.role} {config.node.name}  model {config.model.path or '(demo)'}")
     for key, field in all_fields().items():
         if origins[key].kind != "default":
-            print(f"  {key} = {toml_text(field, values[key])}  # {origins[key]}")
+            print(f"  {key} = {toml_text(field, found[key])}  # {origins[key]}")

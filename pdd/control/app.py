@@ -56,7 +56,7 @@ def build(
     routes = [
         *_read_routes(source, documents),
         Route("/v1/events", _event_stream(source, documents, bell)),
-        *(_write_routes(source, documents, bell) if private else ()),
+        *(_private_routes(source, documents, bell) if private else ()),
     ]
     handlers = {404: _not_found, 405: _wrong_method, PddError: _pdd_error, Exception: _bug}
     status = source.status()
@@ -117,7 +117,10 @@ def _event_stream(source: StatusSource, documents: Mapping[str, Callable[[], Any
     return event_stream
 
 
-def _write_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> list[Route]:
+def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> list[Route]:
+    async def config(request: HttpRequest) -> Response:
+        return _json(source.config())
+
     async def one_request(request: HttpRequest) -> Response:
         found = source.request(request.path_params["id"])
         return _json(OneRequest(**msgspec.structs.asdict(found)))
@@ -142,6 +145,7 @@ def _write_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any
         return _json(documents["status"]())
 
     return [
+        Route("/v1/config", config, methods=["GET"]),
         Route("/v1/requests/{id:path}", one_request, methods=["GET"]),
         Route("/v1/requests/{id:path}", cancel, methods=["DELETE"]),
         Route("/v1/drain", drain, methods=["POST"]),

@@ -27,6 +27,9 @@ class StatusSource(Protocol):
     def topology(self) -> dict[str, Any]:
         """A pdd.topology/1 document (pdd.topology.report.document)."""
 
+    def config(self) -> dict[str, Any]:
+        """A pdd.config/1 document (pdd.config_load.explained)."""
+
     def metrics_text(self) -> str: ...
 
     def drain(self, timeout: float | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pdd import metrics
+from pdd import config_load, metrics
 from pdd.control import schema
 from pdd.daemon import request_ids, request_rows
 from pdd.daemon.latency import WINDOW_SECONDS
@@ -179,6 +179,9 @@ class Documents:
     # -- the rest ---------------------------------------------------------------------------------------------------
     def topology(self) -> dict[str, Any]:
         return report.document(sysfs.read())
+
+    def config(self) -> dict[str, Any]:
+        return config_load.explained(self._node.config, self._node.origins)
 
     def metrics_text(self) -> str:
         return self._node.metrics.text()

@@ -77,8 +77,10 @@ class Phase:
 class Node:
     """Owner: the main loop. Use: `await start()`, …, `drain.begin()`, `await drain.quiet()`, `await close()`."""
 
-    def __init__(self, config: Config, *, demo: bool = False) -> None:
+    def __init__(self, config: Config, origins: config_load.Origins | None = None, *, demo: bool = False) -> None:
+        """`origins`: where each setting comes from, for whoever asks."""
         self.config = config
+        self.origins = origins or {}
         self.version = VERSION
         self.epoch = secrets.randbits(64)
         self.boot_id = secrets.token_hex(8)

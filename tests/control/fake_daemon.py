@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from pdd import config_load
 from pdd.control import schema
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
@@ -88,6 +89,10 @@ class FakeSource:
             "pairs": [],
             "findings": [],
         }
+
+    def config(self) -> dict[str, Any]:
+        loaded, origins = config_load.load(assignments=["kv.page_size=32"], demo=True, search=False, env={})
+        return config_load.explained(loaded, origins)
 
     def metrics_text(self) -> str:
         return "pdd_batch_size 1.0\n"

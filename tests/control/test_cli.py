@@ -156,6 +156,14 @@ def test_drain_resume_cancel(pdd: Pdd, daemon: Daemon) -> None:
     assert "no request r/9? [E351]" in clean(pdd("requests", "cancel", "r/9?"), 5).stderr
 
 
+def test_the_settings_of_the_running_node(pdd: Pdd, daemon: Daemon) -> None:
+    out = clean(pdd("config", "show", "--live", "--origin", env={"PDD_KV__PAGE_SIZE": "64"}), 0).stdout
+    assert "kv.page_size = 32  # --set\n" in out
+    assert "drain.timeout" not in out
+    assert 'drain.timeout = "2m"\n' in clean(pdd("config", "show", "--live", "--defaults"), 0).stdout
+    assert "give one of them" in clean(pdd("config", "show", "--live", "--set", "kv.page_size=1"), 2).stderr
+
+
 def test_nodes_of_systemd_are_found_beside_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own, system = tmp_path / "own", tmp_path / "system"
     monkeypatch.setattr(paths, "run_dirs", lambda: [own, system])

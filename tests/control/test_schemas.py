@@ -40,6 +40,7 @@ def test_what_is_sent_has_exactly_the_members(daemon: fake_daemon.Running) -> No
     for topic, kind in (("status", schema.Status), ("requests", schema.Requests), ("peers", schema.Peers),
                         ("transfers", schema.TransferList), ("requests/r-1", schema.OneRequest)):  # fmt: skip
         holds(client.get(f"/v1/{topic}", private=True), kind)
+    holds(client.get("/v1/config", private=True), printed.Settings)
     holds(client.get("/version"), schema.Version)
     holds(client.delete("/v1/requests/r-1"), schema.Cancelled)
     lines = client.stream("/v1/events?topics=status,requests&interval=100ms", idle_timeout=10)
