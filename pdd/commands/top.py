@@ -12,7 +12,7 @@ import time
 
 from pdd.commands.common import Globals, configured, note, print_json
 from pdd.errors import UsageError
-from pdd.tui import view
+from pdd.tui import draw, view
 from pdd.tui.rates import History
 from pdd.units import parse_duration
 
@@ -24,7 +24,7 @@ def top(options: Globals, once: bool, count: int | None, interval: float | None,
     if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
         raise UsageError(f"--interval must be {_MIN_SECONDS:g}s to {_MAX_SECONDS:g}s")
     ascii_only = ascii_only or configured(options.config, "top.ascii") == "true" or not _is_unicode()
-    glyphs = view.ASCII if ascii_only else view.UNICODE
+    glyphs = draw.ASCII if ascii_only else draw.UNICODE
     screen = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if once or count or options.json or not screen:
         if not (once or count or options.json):
@@ -44,7 +44,7 @@ def top(options: Globals, once: bool, count: int | None, interval: float | None,
         raise screen_app.crash
 
 
-def _pictures(options: Globals, count: int | None, interval: float, glyphs: view.Glyphs) -> None:
+def _pictures(options: Globals, count: int | None, interval: float, glyphs: draw.Glyphs) -> None:
     """`count` pictures (None: until interrupted)."""
     history = History()
     client = options.client()

@@ -24,7 +24,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from pdd.control.client import Client
-from pdd.tui import view
+from pdd.tui import draw, view
 from pdd.tui.feed import Feed
 from pdd.tui.rates import History
 
@@ -53,10 +53,10 @@ class Picture(Widget):
 
     def __init__(self, color: bool) -> None:
         super().__init__()
-        self._lines: list[view.Line] = []
+        self._lines: list[draw.Line] = []
         self._styles = {name: Style.parse(text) if color else Style.null() for name, text in _STYLES.items()}
 
-    def show(self, lines: list[view.Line]) -> None:
+    def show(self, lines: list[draw.Line]) -> None:
         changed = [y for y, line in enumerate(lines) if y >= len(self._lines) or line != self._lines[y]]
         self._lines = lines
         if changed:
@@ -91,7 +91,7 @@ class PddTop(App[None]):
         client: Client | None,
         interval: float = 1.0,
         *,
-        glyphs: view.Glyphs = view.UNICODE,
+        glyphs: draw.Glyphs = draw.UNICODE,
         color: bool = True,
         theme: str = "auto",
         now: Callable[[], float] = time.monotonic,

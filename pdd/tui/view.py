@@ -2,7 +2,7 @@
 tests.
 
 Widths are fixed by the size of the window, never by the values, so that a value that changes repaints one line. Every
-color stands beside a word or a sign. `Glyphs` holds what differs between Unicode and `--ascii`. Not here: Textual,
+color stands beside a word or a sign. Not here: what lines are made of (draw.py), Textual,
 the terminal.
 """
 
@@ -12,11 +12,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from pdd.tui.draw import UNICODE, Glyphs, Line, Span, beside, fit, panel, say, spark, whole, width_of
 from pdd.tui.rates import History, known
 from pdd.units import show_bytes, show_count, show_duration
-
-Span = tuple[str, str]  # text, style: "", title, good, warn, bad, dim
-Line = list[Span]
 
 MIN_WIDTH, MIN_HEIGHT = 40, 8
 PANEL_WIDTH = 80  # below this, plain lines instead of panels
@@ -25,19 +23,6 @@ _SECOND_CHARTS = 9  # spare rows from which on there is a second pair of charts
 _PAIR_WIDTH = 18
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Glyphs:
-    spark: str
-    corners: str  # top left, top right, bottom left, bottom right
-    horizontal: str
-    vertical: str
-    used: str
-    held: str
-    free: str
-
-
-UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", "┌┐└┘", "─", "│", "█", "▒", "░")
-ASCII = Glyphs(" .:-=+*%#", "++++", "-", "|", "#", "=", ".")
 _STATE_STYLE = {
     **dict.fromkeys(("ready", "up"), "good"),
     **dict.fromkeys(("starting", "loading", "connecting", "draining", "suspect"), "warn"),
@@ -66,10 +51,6 @@ class Scene:
     help: bool = False
 
 
-def say(text: str, style: str = "") -> Line:
-    return [(text, style)]
-
-
 def frame(scene: Scene, width: int, height: int, glyphs: Glyphs = UNICODE) -> list[Line]:
     """Exactly `height` lines of exactly `width` cells."""
     if width <= 0 or height <= 0:
@@ -96,29 +77,6 @@ def text(lines: Sequence[Line]) -> str:
     return "\n".join("".join(part for part, _ in line).rstrip() for line in lines)
 
 
-def fit(line: Line, width: int) -> Line:
-    """`line` cut or padded to `width` cells. Every character used here is one cell wide."""
-    cut: Line = []
-    room = width
-    for part, style in line:
-        part = "".join(char if char.isprintable() else "?" for char in part)[:room]
-        cut.append((part, style))
-        room -= len(part)
-    return [*cut, (" " * room, "")] if room else cut
-
-
-def whole(fields: Sequence[str], room: int) -> str:
-    """The fields two cells apart, as many of the last ones as fit into `room`; a number is shown whole or not at all."""
-    for first in range(len(fields)):
-        if len(shown := "  ".join(fields[first:])) <= room:
-            return shown
-    return ""
-
-
-def _width(line: Line) -> int:
-    return sum(len(part) for part, _ in line)
-
-
 def is_stale(scene: Scene) -> bool:
     age = _age(scene)
     expected = max(scene.interval, scene.patience)
@@ -140,7 +98,7 @@ def _header(scene: Scene, width: int) -> Line:
     else:
         sign, style = "live", "good"
     right: Line = [(f"  {scene.interval:g}s  ", "dim"), (sign, style), (f"  {scene.clock} ", "")]
-    room = width - _width(right)
+    room = width - width_of(right)
     status = scene.history.status
     left: Line = [(" pdd top  ", "title")]
     if status is not None:
@@ -150,7 +108,7 @@ def _header(scene: Scene, width: int) -> Line:
             (state.upper(), _STATE_STYLE.get(state, "")),
         ]
         fields = [status["model"] or "-", f"up {show_duration(status['uptime_seconds'])}"]
-        left.append((f"  {whole(fields, room - _width(left) - 2)}", ""))
+        left.append((f"  {whole(fields, room - width_of(left) - 2)}", ""))
     return [*fit(left, room), *right]
 
 
@@ -197,10 +155,10 @@ def _charts(
 ) -> list[list[Line]]:
     """One or two pairs of charts, each as many rows high as `rows` says."""
     half = width // 2
-    pairs = [_beside(_batch(history, status, half, rows[0], glyphs), _moved(history, status, width - half, rows[0], glyphs))]
+    pairs = [beside(_batch(history, status, half, rows[0], glyphs), _moved(history, status, width - half, rows[0], glyphs))]
     if len(rows) > 1:
         left = _tokens(history, status, half, rows[1], glyphs)
-        pairs.append(_beside(left, _used(history, status, width - half, rows[1], glyphs)))
+        pairs.append(beside(left, _used(history, status, width - half, rows[1], glyphs)))
     return pairs
 
 
@@ -208,10 +166,10 @@ def _numbers(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     queue_width, latency_width = 21, 27
     pages_width = width - queue_width - latency_width
     seconds = status["latency"]["window_seconds"]
-    middle = _beside(
-        _panel("queue", _queue(status), "", queue_width, glyphs),
-        _panel(f"last {seconds:.0f}s    p50     p99", _latency(status), "", latency_width, glyphs),
-        _panel(
+    middle = beside(
+        panel("queue", _queue(status), "", queue_width, glyphs),
+        panel(f"last {seconds:.0f}s    p50     p99", _latency(status), "", latency_width, glyphs),
+        panel(
             f"pages  {show_count(status['pages']['total'])}",
             _pages(status, pages_width - 4, glyphs),
             "",
@@ -239,7 +197,7 @@ def _batch(history: History, status: dict[str, Any], width: int, rows: int, glyp
     average, largest = (sum(batch) / len(batch), max(batch)) if batch else (0.0, 0.0)
     now = f"{show_count(status['batch_size'])} / {show_count(status['max_batch_size'])}"
     shares = whole([f"avg {show_count(average)}", f"max {show_count(largest)}"], width - 4 - len(f"batch {now}  "))
-    return _panel(f"batch {now}  {shares}".rstrip(), _chart(history.batch, width, rows, glyphs), "", width, glyphs)
+    return panel(f"batch {now}  {shares}".rstrip(), _chart(history.batch, width, rows, glyphs), "", width, glyphs)
 
 
 def _moved(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -247,7 +205,7 @@ def _moved(history: History, status: dict[str, Any], width: int, rows: int, glyp
     into, out = (show_bytes(rates[f"bytes{way}_per_second"], "B/s") for way in ("_received", ""))
     peak = f"peak {show_bytes(max(known(history.moved), default=0), 'B/s')}"
     title = whole(["KV transfer", f"in {into}", f"out {out}"], width - 4)
-    return _panel(title, _chart(history.moved, width, rows, glyphs), peak, width, glyphs)
+    return panel(title, _chart(history.moved, width, rows, glyphs), peak, width, glyphs)
 
 
 def _tokens(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -255,14 +213,14 @@ def _tokens(history: History, status: dict[str, Any], width: int, rows: int, gly
     prompt, out = (show_count(rates[f"{kind}_tokens_per_second"]) for kind in ("prompt", "generated"))
     peak = f"peak {show_count(max(known(history.tokens), default=0))}/s"
     title = f"tokens/s  prompt {prompt}  out {out}"
-    return _panel(title, _chart(history.tokens, width, rows, glyphs), peak, width, glyphs)
+    return panel(title, _chart(history.tokens, width, rows, glyphs), peak, width, glyphs)
 
 
 def _used(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
     used = known(history.used)
     title = f"pages in use  {show_count(used[-1] if used else 0)} of {show_count(status['pages']['total'])}"
     peak = f"peak {show_count(max(used, default=0))}"
-    return _panel(title, _chart(history.used, width, rows, glyphs), peak, width, glyphs)
+    return panel(title, _chart(history.used, width, rows, glyphs), peak, width, glyphs)
 
 
 def _chart(samples: Sequence[float | None], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
@@ -365,42 +323,3 @@ def _findings(status: dict[str, Any]) -> list[Line]:
             for each in status["findings"]
         ),
     ]
-
-
-# -- drawing -----------------------------------------------------------------------------------------------------------
-def spark(samples: Sequence[float | None], width: int, glyphs: Glyphs, rows: int = 1) -> list[str]:
-    """A chart of `rows` lines, the uppermost first: the newest samples at the right end, scaled to the largest shown.
-
-    A zero is the lowest mark, a gap is a blank.
-    """
-    shown = list(samples)[-width:] if width > 0 else []
-    largest = max((sample for sample in shown if sample is not None), default=0.0)
-    levels = len(glyphs.spark) - 1  # of one line
-    scale = (rows * levels - 1) / largest if largest else 0.0
-    heights = [0 if sample is None else 1 + round(sample * scale) for sample in shown]
-    lines = []
-    for floor in range((rows - 1) * levels, -1, -levels):
-        marks = "".join(glyphs.spark[min(max(height - floor, 0), levels)] for height in heights)
-        lines.append(marks.rjust(max(width, 0)))
-    return lines
-
-
-def _panel(title: str, lines: Sequence[Line], foot: str, width: int, glyphs: Glyphs) -> list[Line]:
-    """A box of exactly `width` cells with a title in its upper and a note in its lower edge."""
-    inner = width - 4
-    title, foot = title[:inner], foot[:inner]
-    left_top, right_top, left_bottom, right_bottom = tuple(glyphs.corners)
-    edge = glyphs.horizontal
-    return [
-        [(f"{left_top} ", "dim"), (title, "title"), (" " + edge * (inner - len(title)) + right_top, "dim")],
-        *([(f"{glyphs.vertical} ", "dim"), *fit(line, inner), (f" {glyphs.vertical}", "dim")] for line in lines),
-        [
-            (f"{left_bottom} {foot} " if foot else left_bottom + edge * 2, "dim"),
-            (edge * (inner - len(foot)) + right_bottom, "dim"),
-        ],
-    ]
-
-
-def _beside(*panels: list[Line]) -> list[Line]:
-    """Panels of one height next to each other."""
-    return [[span for line in rows for span in line] for rows in zip(*panels, strict=True)]

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from pdd.control.client import Client
-from pdd.tui import view
+from pdd.tui import draw, view
 from pdd.tui.app import Arrived, Lost, PddTop
 from tests.control import fake_daemon
 from tests.tui.frames import recorded, scene_of
@@ -239,7 +239,7 @@ def test_poor_terminals_show_it_too(tmp_path: Path, env: dict[str, str]) -> None
 
 
 async def test_a_bug_ends_it_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(*arguments: object) -> list[view.Line]:
+    def broken(*arguments: object) -> list[draw.Line]:
         raise ZeroDivisionError("drawing")
 
     monkeypatch.setattr(view, "frame", broken)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pdd.metrics import PAGE_STATES
-from pdd.tui import view
+from pdd.tui import draw, view
 from pdd.tui.rates import History
 from tests.tui.frames import check_frame, recorded, scene_of
 
@@ -24,7 +24,7 @@ def test_a_frame_at_each_size(width: int, height: int) -> None:
 
 
 def test_ascii_frame() -> None:
-    text = view.text(view.frame(scene_of(recorded()), 80, 24, view.ASCII))
+    text = view.text(view.frame(scene_of(recorded()), 80, 24, draw.ASCII))
     assert text.isascii()
     check_frame("view-ascii-80x24", text)
 
@@ -165,16 +165,16 @@ def test_every_color_stands_beside_a_sign() -> None:
 
 # -- sparklines --------------------------------------------------------------------------------------------------------
 def test_spark_scales_to_the_largest_and_shows_gaps() -> None:
-    assert view.spark([0, 4, 8], 3, view.UNICODE) in (["▁▄█"], ["▁▅█"])
-    assert view.spark([1, None, 1], 5, view.UNICODE) == ["  █ █"]
-    assert view.spark([0, 0], 2, view.UNICODE) == ["▁▁"]
-    assert view.spark([5], 0, view.UNICODE) == [""]
+    assert draw.spark([0, 4, 8], 3, draw.UNICODE) in (["▁▄█"], ["▁▅█"])
+    assert draw.spark([1, None, 1], 5, draw.UNICODE) == ["  █ █"]
+    assert draw.spark([0, 0], 2, draw.UNICODE) == ["▁▁"]
+    assert draw.spark([5], 0, draw.UNICODE) == [""]
 
 
 def test_a_chart_of_several_rows_stands_on_the_lowest() -> None:
-    assert view.spark([0, None, 5, 8], 6, view.UNICODE, 2) == ["    ▂█", "  ▁ ██"]
-    assert view.spark([0, 0], 2, view.UNICODE, 3) == ["  ", "  ", "▁▁"]
-    assert view.spark([1, 2], 2, view.ASCII, 2) == [".#", "##"]
+    assert draw.spark([0, None, 5, 8], 6, draw.UNICODE, 2) == ["    ▂█", "  ▁ ██"]
+    assert draw.spark([0, 0], 2, draw.UNICODE, 3) == ["  ", "  ", "▁▁"]
+    assert draw.spark([1, 2], 2, draw.ASCII, 2) == [".#", "##"]
 
 
 # -- history -----------------------------------------------------------------------------------------------------------
