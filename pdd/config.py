@@ -326,5 +326,10 @@ def all_fields() -> dict[str, Any]:
     }
 
 
+def values(config: Config) -> dict[str, Any]:
+    """`section.key` → value, in the order of the file."""
+    return {key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in all_fields()}
+
+
 def text_form(field: Any) -> TextForm | None:
     return next((item for item in field.metadata if isinstance(item, TextForm)), None)

@@ -19,7 +19,7 @@ from pydantic import SecretStr, ValidationError
 
 from pdd import config_sources as sources
 from pdd.address import parse_address
-from pdd.config import Config, all_fields, sections, text_form
+from pdd.config import Config, all_fields, sections, text_form, values
 from pdd.config_sources import Origin, Problem, Setting
 from pdd.errors import ConfigError
 from pdd.units import counted
@@ -83,6 +83,16 @@ def load(
     if problems or config is None:
         raise ConfigProblems(sorted(problems, key=_reading_order))
     return config, {key: winners[key].origin if key in winners else Origin("default") for key in known}
+
+
+def explained(config: Config, origins: Mapping[str, Origin]) -> dict[str, Any]:
+    """The pdd.config/1 document: each value, as TOML has it, and where it comes from."""
+    fields = all_fields()
+    settings = {}
+    for key, value in values(config).items():
+        form = text_form(fields[key])
+        settings[key] = {"value": form.format(value) if form else value, "origin": str(origins.get(key, Origin("default")))}
+    return {"schema": "pdd.config/1", "settings": settings}
 
 
 def _reading_order(problem: Problem) -> tuple[bool, str, int]:

@@ -59,6 +59,15 @@ class TopologyError(PddError):
     id, exit_code = "E782", EXIT_CONFIG
 
 
+HOW_TO_INSTALL = "In pdd's source tree: pip install '.[engine,fabric]', or make setup."
+
+
+class NotInstalled(PddError):
+    """A part of pdd, or a package that it needs, is not there. Starting again does not help."""
+
+    id, exit_code = "E783", EXIT_CONFIG
+
+
 class LimitError(PddError):
     """A limit or a permission of this process is too small."""
 
@@ -207,6 +216,18 @@ class AccessDenied(ControlError):
 
 class RefusedInState(ControlError):
     id, exit_code, http_status = "E350", EXIT_REFUSED, 409
+
+
+class NoSuchRequest(RefusedInState):
+    """No live or lately finished request is meant by that id."""
+
+    id, http_status = "E351", 404
+
+
+class AmbiguousRequest(RefusedInState):
+    """An id that is only the beginning of several, or names several choices of one answer."""
+
+    id = "E354"
 
 
 class TimedOut(ControlError):

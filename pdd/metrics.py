@@ -257,22 +257,3 @@ class Metrics:
     def text(self) -> str:
         """All metrics in the Prometheus text format (CONTENT_TYPE)."""
         return generate_latest(self.registry).decode()
-
-
-def percentile(histogram: Histogram, share: float) -> float | None:
-    """The bucket bound below which `share` of the observations lie, interpolated;
-
-    None before the first. For status and top.
-    """
-    samples = [sample for family in histogram.collect() for sample in family.samples if sample.name.endswith("_bucket")]
-    total = samples[-1].value if samples else 0
-    if not total:
-        return None
-    low, below = 0.0, 0.0
-    for sample in samples:  # cumulative, by rising bound
-        bound = float(sample.labels["le"])
-        if sample.value >= share * total:
-            inside = sample.value - below
-            return low if bound == float("inf") else low + (bound - low) * (share * total - below) / max(inside, 1)
-        low, below = bound, sample.value
-    return low

@@ -98,9 +98,14 @@ def show_bytes(nbytes: float | None, suffix: str = "B") -> str:
     return f"{nbytes:.0f} {suffix}"
 
 
-def show_count(number: float) -> str:
-    """A whole number in groups of three: "12 345"."""
-    return f"{number:,.0f}".replace(",", " ")
+def show_count(number: float, width: int | None = None) -> str:
+    """A whole number in groups of three: "12 345"; where that is wider than `width`, as exact as fits: "12.3k", "1M"."""
+    exact = f"{number:,.0f}".replace(",", " ")
+    if width is None or len(exact) <= width:
+        return exact
+    unit, scale = next(((u, s) for u, s in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if number >= 0.9995 * s), ("", 1.0))
+    forms = [f"{number / scale:.{digits}f}{unit}" for digits in (2, 1, 0)]
+    return next((form for form in forms if len(form) <= width), forms[-1])
 
 
 def counted(number: int, noun: str) -> str:

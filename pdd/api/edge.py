@@ -1,7 +1,7 @@
 """What holds for every request of the port, around all endpoints: keys, request ids, and a last word on failures.
 
-A client's X-Request-Id is echoed and nothing else: it never names anything inside the node. While the node drains,
-every answer closes its connection, so that a client's pool does not keep one that is about to end.
+Every answer has an X-Request-Id (ids.py). While the node drains, every answer closes its connection, so that a client's
+pool does not keep one that is about to end.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ import asyncio
 import hashlib
 import hmac
 import logging
-import re
-import secrets
 from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pdd.api import ids
 from pdd.api.connection import ClientGone, drop
 from pdd.api.error_response import error_response
 from pdd.errors import PddError, Unauthorized
 
 _OPEN = ("/health", "/health/")  # probes carry no key
-_PRINTABLE = re.compile(r"[\x21-\x7e]{1,128}")
 _log = logging.getLogger("pdd.api")
 
 
@@ -36,22 +34,22 @@ class Edge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        answer = _Answer(send, _request_id(headers), self._draining)
+        names = ids.RequestIds.new(headers)
+        ids.keep(scope, names)
+        answer = _Answer(send, names.header, self._draining)
         try:
             self._check_key(scope["path"], headers)
             await self._app(scope, receive, answer)
         except asyncio.CancelledError:  # the server waited for it as long as it was told to; nobody waits for this task
-            _log.warning(
-                "request %s was dropped: the node went down before its client took the answer", answer.request_id
-            )
+            _log.warning("request %s was dropped: the node went down before its client took the answer", names)
             await drop(scope)
         except ClientGone:
-            _log.debug("the client of %s left", answer.request_id)
+            _log.debug("the client of %s left", names)
         except Exception as error:
             if answer.begun:  # nothing true can be added; an incomplete answer is what the client must see
                 raise
             if not isinstance(error, PddError):
-                _log.exception("request %s failed", answer.request_id)
+                _log.exception("request %s failed", names)
             await error_response(error)(scope, receive, answer)
 
     def _check_key(self, path: str, headers: Headers) -> None:
@@ -71,19 +69,14 @@ class _Answer:
     def __init__(self, send: Send, request_id: str, draining: Callable[[], bool]) -> None:
         self._send = send
         self._draining = draining
-        self.request_id = request_id
+        self._request_id = request_id
         self.begun = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.begun = True
-            extra = [(b"x-request-id", self.request_id.encode("ascii"))]
+            extra = [(b"x-request-id", self._request_id.encode("ascii"))]
             if self._draining():
                 extra.append((b"connection", b"close"))
             message = {**message, "headers": [*message.get("headers", []), *extra]}
         await self._send(message)
-
-
-def _request_id(headers: Headers) -> str:
-    given = headers.get("x-request-id", "")
-    return given if _PRINTABLE.fullmatch(given) else f"req-{secrets.token_hex(12)}"

@@ -21,6 +21,7 @@ from pdd.api.body import BodyReader, check_media_type
 from pdd.api.choice import Delta
 from pdd.api.connection import ClientGone, Sender, client_left, stopped, unless
 from pdd.api.error_response import error_object
+from pdd.api.ids import RequestIds, kept
 from pdd.api.job import Job, JobBuilder
 from pdd.api.merge import merge
 from pdd.api.prompts import longest_token
@@ -67,22 +68,26 @@ class Generation:
                 await held.discard(scope, receive)
                 raise
             body = await held.read(scope, receive)
-            return await unless(self._build_job(body), client_left(receive))
+            return await unless(self._build_job(body, kept(scope)), client_left(receive))
 
-    async def _build_job(self, body: bytes) -> Job:
+    async def _build_job(self, body: bytes, ids: RequestIds) -> Job:
         service = self._service
         names, limits, tokenizer, known = service.model_names, service.limits, service.tokenizer, self._longest_token
 
         def build() -> tuple[int, Job]:
             longest = known or longest_token(tokenizer)
-            return longest, JobBuilder(names, limits, tokenizer, longest).build(body, self._kind)
+            return longest, JobBuilder(names, limits, tokenizer, longest).build(body, self._kind, ids)
 
         self._longest_token, job = await self._workers.run(len(body), build, inline=known is not None)
         return job
 
     async def _respond(self, job: Job, send: Sender) -> None:
         runs = [
-            part.choice.deltas(self._service.generate(part.prompt, part.sampling, request_id=part.request_id))
+            part.choice.deltas(
+                self._service.generate(
+                    part.prompt, part.sampling, request_id=part.request_id, given_id=job.given_id
+                )
+            )
             for part in job.parts
         ]
         async with aclosing(merge(runs, self._stop)) as deltas:

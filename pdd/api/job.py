@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 
 from pdd.api.answers import Form, Header, Usage
 from pdd.api.chat import ChatForm
 from pdd.api.choice import Choice
 from pdd.api.completions import CompletionForm
+from pdd.api.ids import RequestIds
 from pdd.api.prompts import Prompt, PromptReader
 from pdd.api.sampling import choice_sampling, sampling_params
 from pdd.api.schema import ChatBody, CompletionBody, parse
@@ -36,6 +36,7 @@ class Job:
     usage: Usage
     stream: bool
     include_usage: bool
+    given_id: str | None  # the client's own name for the request
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class JobBuilder:
     tokenizer: Tokenizer
     longest_token: int  # bytes
 
-    def build(self, body: bytes, kind: type[CompletionBody] | type[ChatBody]) -> Job:
+    def build(self, body: bytes, kind: type[CompletionBody] | type[ChatBody], ids: RequestIds) -> Job:
         """
         Raises:
             RequestError: the request is at fault; nothing was asked of the engine.
@@ -56,13 +57,13 @@ class JobBuilder:
         model = self._model(request.model)
         prompts = self._prompts(request)
         include_usage = bool(request.stream_options and request.stream_options.include_usage)
-        request_id = secrets.token_hex(12)
         return Job(
-            self._parts(request, prompts, request_id),
-            self._form(request, model, request_id, include_usage),
+            self._parts(request, prompts, ids.hex),
+            self._form(request, model, ids.hex, include_usage),
             Usage(sum(len(prompt.ids) for prompt in prompts)),
             bool(request.stream),
             include_usage,
+            ids.given,
         )
 
     def _model(self, name: str | None) -> str:

@@ -114,11 +114,14 @@ class Service(Protocol):
             Draining, Overloaded, NotReady: what the client is told at once.
         """
 
-    def generate(self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str) -> TokenStream:
+    def generate(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str, given_id: str | None
+    ) -> TokenStream:
         """Zero or more Tokens, then one Finished. The request is submitted by the first `__anext__`, never before.
 
         `request_id` is unique in this node's life and made by the API: the id of the answer without its prefix
-        ("cmpl-"), with "-INDEX" added when the answer has several choices.
+        ("cmpl-"), with "-INDEX" added when the answer has several choices. `given_id` is what the client called the HTTP
+        request, if it did; others may have the same.
 
         Ending the iteration early, by cancelling `__anext__` or by `aclose()`, aborts the request on every node that
         works for it, without waiting for them. The iterator buffers what comes while nobody asks: at most

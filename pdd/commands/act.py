@@ -9,7 +9,7 @@ from typing import Any
 
 from pdd.commands.common import Globals, note, print_json
 from pdd.commands.look import status_line
-from pdd.errors import DaemonNotRunning, ModelError, RefusedInState
+from pdd.errors import HOW_TO_INSTALL, DaemonNotRunning, NotInstalled, RefusedInState
 from pdd.units import counted, show_bytes
 
 _POLL_SECONDS = 0.2
@@ -55,7 +55,7 @@ def model_import(options: Globals, source: str, directory: Path) -> None:
     try:
         from pdd.model.gguf_import import import_model
     except ImportError as error:
-        raise ModelError(f"importing a model needs {error.name}", hint="pip install 'pdd-node[engine]'") from None
+        raise NotInstalled(f"importing a model needs {error.name}", hint=HOW_TO_INSTALL) from None
     bar = sys.stderr.isatty() and not options.quiet and not options.json
 
     def progress(phase: str, done: int, total: int) -> None:

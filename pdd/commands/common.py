@@ -50,15 +50,19 @@ class Globals:
     def instance_dir(self) -> Path:
         """RUN_DIR/NAME: of -i, else of PDD_NODE__NAME, else the only instance there is, else that of the host name."""
         configured_dir = None if self.run_dir else configured(self.config, "control.dir")
-        run_dir = self.run_dir or (Path(configured_dir) if configured_dir else paths.default_run_dir())
+        chosen = self.run_dir or (Path(configured_dir) if configured_dir else None)
+        run_dirs = [chosen] if chosen else paths.run_dirs()
+        found = {name: run_dir / name for run_dir in reversed(run_dirs) for name in paths.instances(run_dir)}
         name = self.instance or os.environ.get("PDD_NODE__NAME")
         if name is None and self.socket is None:
-            found = paths.instances(run_dir)
             host = socket.gethostname().split(".")[0]
             if len(found) > 1 and host not in found:
-                raise UsageError(f"several instances in {run_dir}: {', '.join(found)}", hint="Choose one with -i NAME.")
-            name = found[0] if len(found) == 1 else host
-        return run_dir / (name or "")
+                places = " and ".join(map(str, run_dirs))
+                raise UsageError(
+                    f"several instances in {places}: {', '.join(sorted(found))}", hint="Choose one with -i NAME."
+                )
+            name = next(iter(found)) if len(found) == 1 else host
+        return found.get(name or "", run_dirs[0] / (name or ""))
 
 
 def configured(file: Path | None, key: str) -> str | None:
@@ -144,7 +148,7 @@ def print_error(error: PddError, *, as_json: bool) -> None:
             "id": error.id,
             "message": error.message,
             "hint": error.hint,
-            "docs": "man:pdd(1)",
+            "docs": "man:pdd-errors(7)",
         }
         print(json.dumps(document, ensure_ascii=False), file=sys.stderr)
         return

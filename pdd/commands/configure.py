@@ -1,4 +1,4 @@
-"""config check, show, init, schema: the settings, without a daemon."""
+"""config check, show, init, schema: the settings, without a daemon but for `show --live`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from pdd import config
 from pdd.commands.common import Globals, print_json
-from pdd.config_load import ConfigProblems, load
+from pdd.config_load import ConfigProblems, explained, load
 from pdd.errors import EXIT_CONFIG
 
 _WIDTH = 100
@@ -35,17 +35,18 @@ def check(options: Globals, file: Path | None, assignments: Sequence[str]) -> in
     return EXIT_CONFIG if problems else 0
 
 
-def show(options: Globals, origin: bool, defaults: bool, assignments: Sequence[str]) -> None:
-    """The settings that a `serve` from here would have."""
-    loaded, origins = load(options.config, assignments=assignments)
-    values = {key: value_of(loaded, key) for key in config.all_fields()}
+def show(options: Globals, origin: bool, defaults: bool, live: bool, assignments: Sequence[str]) -> None:
+    """The settings that a `serve` from here would have, or that the running node has."""
+    if live:
+        document = options.client().get("/v1/config", private=True)
+    else:
+        document = explained(*load(options.config, assignments=assignments))
     if options.json:
-        settings = {key: {"value": value, "origin": str(origins[key])} for key, value in values.items()}
-        print_json({"schema": "pdd.config/1", "settings": settings})
+        print_json(document)
         return
-    for key, field in config.all_fields().items():
-        if defaults or origins[key].kind != "default":
-            print(f"{key} = {toml_text(field, values[key])}{f'  # {origins[key]}' if origin else ''}")
+    for key, setting in document["settings"].items():
+        if defaults or setting["origin"] != "default":
+            print(f"{key} = {_toml(setting['value'])}{'  # ' + setting['origin'] if origin else ''}")
 
 
 def init() -> None:
@@ -56,21 +57,17 @@ def schema(options: Globals) -> None:
     print_json(json_schema())
 
 
-def value_of(loaded: config.Config, key: str) -> Any:
-    """The value of "section.key"."""
-    section, name = key.split(".")
-    return getattr(getattr(loaded, section), name)
-
-
 # -- forms of the model ------------------------------------------------------------------------------------------------
 def toml_text(field: Any, value: Any) -> str:
     """A value as it stands in TOML."""
     form = config.text_form(field)
-    if form is not None:
-        value = form.format(value)
+    return _toml(value if form is None else form.format(value))
+
+
+def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return "[" + ", ".join(f'"{item}"' for item in value) + "]"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
@@ -88,11 +85,11 @@ def template() -> str:
         lines += ["", "", f"# {section.__doc__}", f"[{name}]"]
         for key, field in section.model_fields.items():
             lines += ["", *textwrap.wrap(field.description or "", _WIDTH, initial_indent="# ", subsequent_indent="# ")]
-            lines.append(f"#{key} = {_default_text(field)}")
+            lines.append(f"#{key} = {default_text(field)}")
     return "\n".join(lines) + "\n"
 
 
-def _default_text(field: Any) -> str:
+def default_text(field: Any) -> str:
     if field.default is PydanticUndefined:
         return '"node-1"' if field.default_factory else '"both"'
     return toml_text(field, field.default)

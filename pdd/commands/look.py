@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from pdd.commands.common import Globals, note, paint, paint_state, print_json, table
 from pdd.errors import DaemonNotRunning, RefusedInState, TimedOut, UsageError
@@ -136,13 +137,13 @@ def requests(options: Globals) -> None:
 
 
 def request(options: Globals, request_id: str) -> None:
-    document = options.client().get(f"/v1/requests/{request_id}", private=True)
+    document = options.client().get(f"/v1/requests/{quote(request_id, safe='')}", private=True)
     if options.json:
-        print_json({"schema": "pdd.request/1", **document})
+        print_json(document)
         return
     for name, value in document.items():
-        if value is not None:
-            print(f"{name.removesuffix('_seconds').replace('_', ' '):13} {_shown(name, value)}")
+        if value is not None and name != "schema":
+            print(f"{name.removesuffix('_seconds').replace('_', ' '):17} {_shown(name, value)}")
 
 
 def _shown(name: str, value: Any) -> str:
@@ -162,11 +163,12 @@ def _shown(name: str, value: Any) -> str:
 
 
 def cancel(options: Globals, request_id: str) -> None:
-    document = options.client().delete(f"/v1/requests/{request_id}")
+    document = options.client().delete(f"/v1/requests/{quote(request_id, safe='')}")
     if options.json:
         print_json(document)
     else:
-        note(options, f"{request_id} is cancelled")
+        what = "cancelled" if document["cancelled"] else "not live any more: it had ended before"
+        note(options, f"{', '.join(document['ids'])} is {what}")
 
 
 def peers(options: Globals) -> None:
@@ -246,7 +248,7 @@ def _width() -> int:
 
 def version(options: Globals) -> None:
     """Client and daemon; a daemon that is not there, or not chosen, is not an error."""
-    daemon: dict[str, Any] = {"daemon": None, "api": None}
+    daemon: dict[str, Any] = {"daemon": None, "api": None, "name": None, "boot_id": None}
     shown = paint(options, "not running", "dim")
     if not options.json:
         print(f"client  {VERSION}", flush=True)  # whatever becomes of the question to the daemon

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,9 +11,9 @@ from typing import Any
 
 from pdd import config_load, config_sources, log
 from pdd.commands.common import Globals, print_json
-from pdd.commands.configure import toml_text, value_of
-from pdd.config import Config, all_fields
-from pdd.errors import EXIT_BUG, ConfigError, PddError
+from pdd.commands.configure import toml_text
+from pdd.config import Config, all_fields, values
+from pdd.errors import EXIT_BUG, HOW_TO_INSTALL, ConfigError, NotInstalled, PddError
 from pdd.version import VERSION
 
 _FLAG_KEYS = {
@@ -42,6 +44,7 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
     if config.model.path and not (Path(config.model.path) / "config.json").is_file():
         hint = "`pdd model import` makes such a folder from a GGUF file."
         raise ConfigError(f"model.path: {config.model.path} is not a model folder: it has no config.json", hint=hint)
+    _check_installation()
     if dry_run:
         _show(options, config, origins)
         return 0
@@ -49,7 +52,7 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
     from pdd.daemon.main import run
 
     try:
-        return int(run(config, demo=demo))
+        return int(run(config, origins, demo=demo))
     except PddError:
         raise
     except Exception:
@@ -57,14 +60,27 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
         return EXIT_BUG
 
 
+def _check_installation() -> None:
+    """Told before anything is bound, and once: else each rank would find out by itself.
+
+    Raises:
+        NotInstalled: what a node needs beside this client is not there.
+    """
+    try:
+        importlib.import_module("pdd.fabric._native")
+    except ImportError as error:
+        raise NotInstalled(f"pdd's native core cannot be loaded: {error}", hint=HOW_TO_INSTALL) from None
+    if importlib.util.find_spec("torch") is None:
+        raise NotInstalled("a node needs torch, which is not installed", hint=HOW_TO_INSTALL)
+
+
 def _show(options: Globals, config: Config, origins: config_load.Origins) -> None:
     """What would run."""
-    values = {key: value_of(config, key) for key in all_fields()}
     if options.json:
-        settings = {key: {"value": value, "origin": str(origins[key])} for key, value in values.items()}
-        print_json({"schema": "pdd.config/1", "settings": settings})
+        print_json(config_load.explained(config, origins))
         return
+    found = values(config)
     print(f"pdd {VERSION} {config.node.role} {config.node.name}  model {config.model.path or '(demo)'}")
     for key, field in all_fields().items():
         if origins[key].kind != "default":
-            print(f"  {key} = {toml_text(field, values[key])}  # {origins[key]}")
+            print(f"  {key} = {toml_text(field, found[key])}  # {origins[key]}")

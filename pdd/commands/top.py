@@ -12,7 +12,7 @@ import time
 
 from pdd.commands.common import Globals, configured, note, print_json
 from pdd.errors import UsageError
-from pdd.tui import view
+from pdd.tui import draw, view
 from pdd.tui.rates import History
 from pdd.units import parse_duration
 
@@ -24,7 +24,7 @@ def top(options: Globals, once: bool, count: int | None, interval: float | None,
     if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
         raise UsageError(f"--interval must be {_MIN_SECONDS:g}s to {_MAX_SECONDS:g}s")
     ascii_only = ascii_only or configured(options.config, "top.ascii") == "true" or not _is_unicode()
-    glyphs = view.ASCII if ascii_only else view.UNICODE
+    glyphs = draw.ASCII if ascii_only else draw.UNICODE
     screen = sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if once or count or options.json or not screen:
         if not (once or count or options.json):
@@ -38,14 +38,17 @@ def top(options: Globals, once: bool, count: int | None, interval: float | None,
 
     color = options.color == "always" or (options.color == "auto" and not os.environ.get("NO_COLOR"))
     theme = configured(options.config, "top.theme") or "auto"
-    PddTop(client, seconds, glyphs=glyphs, color=color, theme=theme).run()
+    screen_app = PddTop(client, seconds, glyphs=glyphs, color=color, theme=theme)
+    screen_app.run()
+    if screen_app.crash is not None:
+        raise screen_app.crash
 
 
-def _pictures(options: Globals, count: int | None, interval: float, glyphs: view.Glyphs) -> None:
-    """`count` pictures (None: until interrupted), at most as tall as they need to be."""
+def _pictures(options: Globals, count: int | None, interval: float, glyphs: draw.Glyphs) -> None:
+    """`count` pictures (None: until interrupted)."""
     history = History()
     client = options.client()
-    size = shutil.get_terminal_size((100, 30))
+    width = shutil.get_terminal_size((100, 30)).columns
     shown = 0
     while count is None or shown < count:
         if shown:
@@ -60,8 +63,7 @@ def _pictures(options: Globals, count: int | None, interval: float, glyphs: view
             {"type": "delta" if history.status else "snapshot", "docs": {"status": status}, "ts_mono": now}, now
         )
         scene = view.Scene(history, now, time.strftime("%H:%M:%S"), interval)
-        lines = view.frame(scene, max(size.columns, view.MIN_WIDTH), max(size.lines, view.MIN_HEIGHT), glyphs)
-        print(view.text(lines[:-1]).rstrip("\n"), flush=True)  # the last line tells keys, and there are none
+        print(view.text(view.picture(scene, max(width, view.MIN_WIDTH), glyphs)), flush=True)
 
 
 def _configured_interval(options: Globals) -> float:

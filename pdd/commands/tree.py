@@ -31,7 +31,7 @@ def _group(name: str, text: str) -> typer.Typer:
     return group
 
 
-config_app = _group("config", "Check and show settings; needs no daemon.")
+config_app = _group("config", "Check and show settings.")
 model_app = _group("model", "Prepare model folders.")
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any setting; repeatable.")
@@ -226,12 +226,15 @@ def config_show(
     ctx: typer.Context,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
     defaults: Annotated[bool, typer.Option("--defaults", help="Show settings that are at their default too.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Of the running node, not of a start from here.")] = False,
     assignments: Assignments = None,
 ) -> None:
-    """Print the settings that serve would use."""
+    """Print the settings that serve would use, or that a node uses."""
     from pdd.commands.configure import show
 
-    show(ctx.obj, origin, defaults, assignments or [])
+    if live and assignments:
+        raise UsageError("--set says what would be, --live what is: give one of them")
+    show(ctx.obj, origin, defaults, live, assignments or [])
 
 
 @config_app.command("init")

@@ -8,12 +8,14 @@ RFC 9457 problems.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -21,12 +23,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdd import metrics, units
 from pdd.control import events
-from pdd.control.schema import API_VERSION, Problem, StatusSource, Version
-from pdd.errors import InvalidRequest, PddError
+from pdd.control.schema import API_VERSION, OneRequest, Problem, Version
+from pdd.control.source import StatusSource
+from pdd.errors import BodyTooLarge, InvalidRequest, Overloaded, PddError
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY = 1 << 20
+MAX_STREAMS = 64  # of one socket
+STUCK_SECONDS = 600.0  # a client that reads nothing for so long is dropped; until then it holds 64 KiB
+ABORT = "pdd.abort"  # key in scope["state"]: drops the connection with what is unsent; set by server.py
 _TITLES = {
     400: "Bad request",
     403: "Not permitted",
@@ -34,6 +40,7 @@ _TITLES = {
     405: "Wrong method",
     409: "Refused in this state",
     413: "Too large",
+    429: "Too many",
 }
 
 
@@ -49,11 +56,13 @@ def build(
     routes = [
         *_read_routes(source, documents),
         Route("/v1/events", _event_stream(source, documents, bell)),
-        *(_write_routes(source, documents, bell) if private else ()),
+        *(_private_routes(source, documents, bell) if private else ()),
     ]
     handlers = {404: _not_found, 405: _wrong_method, PddError: _pdd_error, Exception: _bug}
     status = source.status()
-    return _Guard(Starlette(routes=routes, exception_handlers=handlers), status.version, status.boot_id, private)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return _Guard(app, status.version, status.boot_id, private)
 
 
 def _read_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]]) -> list[Route]:
@@ -79,7 +88,20 @@ def _read_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]
 
 
 def _event_stream(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> Any:
+    num_streams = 0
+
+    async def counted(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        nonlocal num_streams
+        num_streams += 1
+        try:
+            async for line in lines:
+                yield line
+        finally:
+            num_streams -= 1
+
     async def event_stream(request: HttpRequest) -> Response:
+        if num_streams >= MAX_STREAMS:
+            raise Overloaded(f"{num_streams} event streams are open on this socket", hint="End one; control.sock has its own.")
         topics = [topic for topic in request.query_params.get("topics", "status").split(",") if topic]
         unknown = [topic for topic in topics if topic not in documents]
         if unknown or not topics:
@@ -90,22 +112,24 @@ def _event_stream(source: StatusSource, documents: Mapping[str, Callable[[], Any
             raise InvalidRequest(f"interval: {error}") from None
         interval = min(max(interval, events.MIN_INTERVAL), events.MAX_INTERVAL)
         lines = events.stream({topic: documents[topic] for topic in topics}, bell, source.status().boot_id, interval)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+        return StreamingResponse(counted(lines), media_type="application/x-ndjson")
 
     return event_stream
 
 
-def _write_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> list[Route]:
+def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> list[Route]:
+    async def config(request: HttpRequest) -> Response:
+        return _json(source.config())
+
     async def one_request(request: HttpRequest) -> Response:
         found = source.request(request.path_params["id"])
-        return _json(found) if found is not None else _no_such_request(request)
+        return _json(OneRequest(**msgspec.structs.asdict(found)))
 
     async def cancel(request: HttpRequest) -> Response:
-        request_id = request.path_params["id"]
-        if not source.cancel(request_id):
-            return _no_such_request(request)
-        logger.info("request %s is cancelled through the control socket", request_id)
-        return _json({"schema": "pdd.cancel/1", "id": request_id}, 202)
+        outcome = source.cancel(request.path_params["id"])
+        if outcome.cancelled:
+            logger.info("request %s is cancelled through the control socket", ", ".join(outcome.ids))
+        return _json(outcome, 202 if outcome.cancelled else 200)
 
     async def drain(request: HttpRequest) -> Response:
         timeout = (await _body(request)).get("timeout_seconds")
@@ -121,8 +145,9 @@ def _write_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any
         return _json(documents["status"]())
 
     return [
-        Route("/v1/requests/{id}", one_request, methods=["GET"]),
-        Route("/v1/requests/{id}", cancel, methods=["DELETE"]),
+        Route("/v1/config", config, methods=["GET"]),
+        Route("/v1/requests/{id:path}", one_request, methods=["GET"]),
+        Route("/v1/requests/{id:path}", cancel, methods=["DELETE"]),
         Route("/v1/drain", drain, methods=["POST"]),
         Route("/v1/resume", resume, methods=["POST"]),
     ]
@@ -144,7 +169,12 @@ class _Guard:
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message["headers"], *self._stamp]}
-            await send(message)
+            try:
+                async with asyncio.timeout(STUCK_SECONDS):
+                    await send(message)
+            except TimeoutError:
+                scope["state"][ABORT]()
+                raise
 
         refusal = self._refusal(scope["method"], dict(scope["headers"]))
         await (self._app if refusal is None else refusal)(scope, receive, stamped)
@@ -155,7 +185,7 @@ class _Guard:
         if headers.get(b"host", b"").lower() != b"pdd":
             return _problem(403, "E311", "the Host header must be pdd")
         if method not in ("GET", "POST", "DELETE"):
-            return _problem(405, "E353", f"{method} is not a method of this API")
+            return _problem(405, "E353", f"{method} is not a method of this API", headers={"allow": "GET, POST, DELETE"})
         if method != "GET":
             if not self._private:
                 return _problem(403, "E310", "the status socket is read-only", hint="Use control.sock.")
@@ -167,18 +197,17 @@ class _Guard:
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
-def _json(document: object, status: int = 200, media_type: str = "application/json") -> Response:
-    return Response(msgspec.json.encode(document), status, media_type=media_type)
+def _json(document: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(document), status, media_type="application/json")
 
 
-def _problem(status: int, error_id: str, detail: str, *, hint: str = "", supported: tuple[str, ...] = ()) -> Response:
+def _problem(
+    status: int, error_id: str, detail: str, *, hint: str = "", supported: tuple[str, ...] = (),
+    headers: Mapping[str, str] | None = None,
+) -> Response:  # fmt: skip
     title = _TITLES.get(status, "Failed")
     problem = Problem(title=title, status=status, detail=detail, id=error_id, hint=hint, supported=supported)
-    return _json(problem, status, "application/problem+json")
-
-
-def _no_such_request(request: HttpRequest) -> Response:
-    return _problem(404, "E351", f"no live request {request.path_params['id']}", hint="`pdd requests` lists them.")
+    return Response(msgspec.json.encode(problem), status, headers, media_type="application/problem+json")
 
 
 async def _not_found(request: HttpRequest, error: Exception) -> Response:
@@ -189,7 +218,8 @@ async def _not_found(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _wrong_method(request: HttpRequest, error: Exception) -> Response:
-    return _problem(405, "E353", f"{request.method} is not for {request.url.path}")
+    assert isinstance(error, HTTPException)
+    return _problem(405, "E353", f"{request.method} is not for {request.url.path}", headers=error.headers)
 
 
 async def _pdd_error(request: HttpRequest, error: Exception) -> Response:
@@ -207,7 +237,7 @@ async def _body(request: HttpRequest) -> dict[str, Any]:
     async for piece in request.stream():  # a chunked body has no length to refuse beforehand
         raw += piece
         if len(raw) > MAX_BODY:
-            raise InvalidRequest(f"the body may have at most {MAX_BODY} bytes")
+            raise BodyTooLarge(f"the body may have at most {MAX_BODY} bytes")
     if not raw:
         return {}
     try:

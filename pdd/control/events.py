@@ -20,6 +20,8 @@ from typing import Any
 
 import msgspec
 
+from pdd.control import schema
+
 HEARTBEAT_SECONDS = 10.0
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 60.0
 
@@ -53,14 +55,14 @@ async def stream(documents: Documents, bell: Bell, boot_id: str, interval: float
     """The lines for one client, until the bell's stop."""
     seq = 0
 
-    def line(kind: str, **members: Any) -> bytes:
+    def line(kind: type[schema.EventLine], **members: Any) -> bytes:
         nonlocal seq
-        stamp = {"type": kind, "seq": seq, "ts": time.time(), "ts_mono": time.monotonic()}
+        made = kind(seq=seq, ts=time.time(), ts_mono=time.monotonic(), **members)
         seq += 1
-        return msgspec.json.encode({**stamp, **members}) + b"\n"
+        return msgspec.json.encode(made) + b"\n"
 
     sent = _members(documents)
-    yield line("snapshot", boot_id=boot_id, docs=sent)
+    yield line(schema.SnapshotLine, boot_id=boot_id, docs=sent)
     last_line = time.monotonic()
     while not bell.stopping:
         await bell.wait(interval)
@@ -74,13 +76,13 @@ async def stream(documents: Documents, bell: Bell, boot_id: str, interval: float
         changed = {topic: members for topic, members in changed.items() if members}
         sent = now
         if changed:
-            yield line("delta", docs=changed)
+            yield line(schema.DeltaLine, docs=changed)
         elif time.monotonic() - last_line >= HEARTBEAT_SECONDS - interval:
-            yield line("heartbeat")
+            yield line(schema.HeartbeatLine)
         else:
             continue
         last_line = time.monotonic()
-    yield line("stopping")
+    yield line(schema.StoppingLine)
 
 
 def _members(documents: Documents) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Where an instance's sockets lie: RUN_DIR/NAME/{control,status}.sock. Stdlib only; shared by client and server.
 
-RUN_DIR is /run/pdd for root, else $XDG_RUNTIME_DIR/pdd, else a private directory under the temporary one.
+RUN_DIR is /run/pdd for root, else $XDG_RUNTIME_DIR/pdd, else a private directory under the temporary one. A client of
+another user than root also finds the nodes in /run/pdd.
 """
 
 from __future__ import annotations
@@ -17,11 +18,21 @@ STATUS = "status.sock"
 _SUN_PATH_MAX = 107  # bytes of sockaddr_un.sun_path less the final zero
 
 
+SYSTEM_RUN_DIR = Path("/run/pdd")
+
+
 def default_run_dir() -> Path:
+    """Of the nodes that this user starts."""
     if os.geteuid() == 0:
-        return Path("/run/pdd")
+        return SYSTEM_RUN_DIR
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "pdd" if runtime else Path(tempfile.gettempdir()) / f"pdd-{os.geteuid()}"
+
+
+def run_dirs() -> list[Path]:
+    """Where a client looks: at this user's own nodes, then at those that systemd runs."""
+    own = default_run_dir()
+    return [own] if own == SYSTEM_RUN_DIR else [own, SYSTEM_RUN_DIR]
 
 
 def instances(run_dir: Path) -> list[str]:

@@ -7,7 +7,7 @@ are 16 hex digits, because JSON readers round large integers.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -83,8 +83,9 @@ class RateWindows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the node began, from the histograms of /metrics; null before the first observation."""
+    """Of the last `window_seconds`, exact to 5 %; null where nothing was observed in it. /metrics has the whole life."""
 
+    window_seconds: float = 60.0
     ttft_p50_seconds: float | None = None
     ttft_p99_seconds: float | None = None
     itl_p50_seconds: float | None = None
@@ -191,7 +192,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `prompt` is filled for a single request, and only when debug.show_prompts allows it.
     """
 
-    id: str
+    id: str  # HEX, or HEX-INDEX where the answer has several choices
     state: str  # a RequestState value
     age_seconds: float
     state_age_seconds: float | None = None
@@ -211,6 +212,21 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     hidden_ratio: float | None = None
     first_token_seconds: float | None = None
     transfer: RequestTransfer | None = None
+    client_request_id: str | None = None  # the X-Request-Id that the client sent
+
+
+class OneRequest(Request, frozen=True, kw_only=True):
+    """What /v1/requests/{id} answers."""
+
+    schema: str = "pdd.request/1"
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a DELETE; the same one again finds the same end."""
+
+    schema: str = "pdd.cancel/1"
+    ids: tuple[str, ...]  # of the choices that were live, else those that had ended before
+    cancelled: bool  # false: all had ended before
 
 
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,30 +283,32 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     supported: tuple[str, ...] = ()  # API versions, for an unknown one
 
 
-class StatusSource(Protocol):
-    """What the daemon implements for the control server. Called on the main loop; each call returns at once."""
+# -- lines of /v1/events -----------------------------------------------------------------------------------------------
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    seq: int  # of this stream, without gaps
+    ts: float  # seconds since 1970
+    ts_mono: float  # the daemon's monotonic clock, seconds
 
-    def status(self) -> Status: ...
 
-    def requests(self) -> Requests: ...
+class SnapshotLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="snapshot"):
+    """The first line: every document asked for."""
 
-    def request(self, request_id: str) -> Request | None:
-        """One live request in detail; None if there is none of that id."""
+    boot_id: str
+    docs: dict[str, dict[str, Any]]  # topic → document
 
-    def peers(self) -> Peers: ...
 
-    def transfers(self) -> TransferList: ...
+class DeltaLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="delta"):
+    """The members that changed since the line before, to be put in place of what they were."""
 
-    def topology(self) -> dict[str, Any]:
-        """A pdd.topology/1 document (pdd.topology.report.document)."""
+    docs: dict[str, dict[str, Any]]
 
-    def metrics_text(self) -> str: ...
 
-    def drain(self, timeout: float | None) -> None:
-        """Starts to drain; again while draining only moves the deadline. Raises RefusedInState when it cannot."""
+class HeartbeatLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="heartbeat"):
+    """Nothing changed for a while."""
 
-    def resume(self) -> None:
-        """Takes new work again. Raises RefusedInState when it cannot."""
 
-    def cancel(self, request_id: str) -> bool:
-        """Ends a live request as if its client had left. False: no such request."""
+class StoppingLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="stopping"):
+    """The last line: the daemon stops."""
+
+
+EventLine = SnapshotLine | DeltaLine | HeartbeatLine | StoppingLine

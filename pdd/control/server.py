@@ -1,7 +1,8 @@
 """Runs the control API on the bound sockets of an instance.
 
 Everything that is served comes from a StatusSource on the main loop; kept here are only the samples that rates are
-made from. No signal handlers: the daemon's own stop calls `stop`.
+made from. No signal handlers: the daemon's own stop calls `stop`. What clients of one socket can take from the daemon is
+bounded, each for itself: connections, streams, and how long one may say nothing or read nothing.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from typing import Any
 
 import msgspec
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pdd.control import app, events
 from pdd.control.rates import RateWindow
-from pdd.control.schema import RateWindows, Requests, Status, StatusSource
+from pdd.control.schema import RateWindows, Requests, Status
 from pdd.control.sockets import ControlSockets
+from pdd.control.source import StatusSource
 
 logger = logging.getLogger(__name__)
 
 _SAMPLE_SECONDS = 1.0
 _STOP_SECONDS = 2.0
+_MAX_CONNECTIONS = 256  # of one socket; one more is closed at once
+_HEADER_SECONDS = 10.0  # from the connection, or from the answer before, to the end of a request's headers
 
 
 class ControlServer:
@@ -101,6 +106,30 @@ class ControlServer:
             await asyncio.sleep(_SAMPLE_SECONDS)
 
 
+class _Connection(H11Protocol):
+    """uvicorn's HTTP/1.1 connection, with a bound on how many there are and how long one may say nothing."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, app.ABORT: transport.abort}
+        if len(self.connections) > _MAX_CONNECTIONS:
+            transport.abort()
+        self._deadline = self.loop.call_later(_HEADER_SECONDS, transport.abort)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None and self._deadline is not None:  # from here on uvicorn's own keep-alive timer counts
+            self._deadline.cancel()
+            self._deadline = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+
 class QuietServer(uvicorn.Server):
     """uvicorn on sockets of ours, without its signal handlers, its log lines and its clock tick.
 
@@ -111,7 +140,7 @@ class QuietServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 asgi,
-                http="h11",
+                http=_Connection,
                 ws="none",
                 lifespan="off",
                 access_log=False,

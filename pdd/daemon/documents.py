@@ -9,16 +9,18 @@ import collections
 import dataclasses
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pdd import metrics
+from pdd import config_load, metrics
 from pdd.control import schema
-from pdd.daemon import request_rows
-from pdd.daemon.flows import IN
+from pdd.daemon import request_ids, request_rows
+from pdd.daemon.latency import WINDOW_SECONDS
+from pdd.daemon.ledger import Entry
 from pdd.engine.snapshot import EngineSnapshot
-from pdd.errors import RequestCancelled
+from pdd.errors import AmbiguousRequest, NoSuchRequest, RequestCancelled
 from pdd.messenger.status import PeerStatus
 from pdd.metrics import PAGE_STATES
 from pdd.topology import report, sysfs
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Documents:
-    """`pdd.control.schema.StatusSource` of a node. Owner: the main loop; each call returns at once."""
+    """`pdd.control.source.StatusSource` of a node. Owner: the main loop; each call returns at once."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -90,16 +92,15 @@ class Documents:
         )  # fmt: skip
 
     def _latency(self) -> schema.Latency:
-        observed = self._node.metrics
-        share = metrics.percentile
-        kv = observed.kv_transfer.labels(IN, self._view.provider or "tcp")
-        return schema.Latency(
-            ttft_p50_seconds=share(observed.time_to_first_token, 0.5),
-            ttft_p99_seconds=share(observed.time_to_first_token, 0.99),
-            itl_p50_seconds=share(observed.inter_token_latency, 0.5),
-            itl_p99_seconds=share(observed.inter_token_latency, 0.99),
-            kv_wait_p50_seconds=share(kv, 0.5), kv_wait_p99_seconds=share(kv, 0.99),
+        lately = self._node.latencies
+        ttft, itl, kv_wait = (
+            window.percentiles(0.5, 0.99) for window in (lately.first_token, lately.between_tokens, lately.kv_wait)
         )
+        return schema.Latency(
+            window_seconds=WINDOW_SECONDS, ttft_p50_seconds=ttft[0], ttft_p99_seconds=ttft[1],
+            itl_p50_seconds=itl[0], itl_p99_seconds=itl[1], kv_wait_p50_seconds=kv_wait[0],
+            kv_wait_p99_seconds=kv_wait[1],
+        )  # fmt: skip
 
     # -- peers and transfers ----------------------------------------------------------------------------------------
     def _peers(self) -> tuple[schema.Peer, ...]:
@@ -137,13 +138,18 @@ class Documents:
             counts[row.state] = counts.get(row.state, 0) + 1
         return schema.Requests(counts=counts, requests=tuple(msgspec.structs.replace(r, prompt=None) for r in rows))
 
-    def request(self, request_id: str) -> schema.Request | None:
-        """A live request, or one of the latest finished ones."""
-        live = [row for row in self._rows() if row.id == request_id]
+    def request(self, wanted: str) -> schema.Request:
+        rows, ended = self._rows(), self._node.ledger.finished()
+        found = request_ids.of_one(wanted, {**_names(ended), **{row.id: row.client_request_id for row in rows}})
+        if len(found) > 1:
+            raise AmbiguousRequest(
+                f"{wanted} has {len(found)} choices: {request_ids.listed(found)}", hint="Name one of them."
+            )
+        [request_id] = found
+        live = [row for row in rows if row.id == request_id]
         if live:  # a request before the pages that an earlier attempt of it still holds
             return next((row for row in live if row.kind != "attempt"), live[0])
-        entry = self._node.ledger.find(request_id)
-        return None if entry is None else request_rows.finished(entry, self._context())
+        return request_rows.finished(ended[request_id], self._context())
 
     def _rows(self) -> list[schema.Request]:
         snapshot = self._view.snapshot
@@ -159,12 +165,23 @@ class Documents:
             page_size=self._node.config.kv.page_size,
         )  # fmt: skip
 
-    def cancel(self, request_id: str) -> bool:
-        return self._node.cancel(request_id, RequestCancelled("an operator ended this request on the node"))
+    def cancel(self, wanted: str) -> schema.Cancelled:
+        live = {row.id: row.client_request_id for row in self._rows()}
+        try:
+            found = request_ids.of_one(wanted, live)
+        except NoSuchRequest:
+            ended = request_ids.of_one(wanted, _names(self._node.ledger.finished()))
+            return schema.Cancelled(ids=tuple(ended), cancelled=False)
+        reason = RequestCancelled("an operator ended this request on the node")
+        hit = [each for each in found if self._node.cancel(each, reason)]
+        return schema.Cancelled(ids=tuple(hit or found), cancelled=bool(hit))
 
     # -- the rest ---------------------------------------------------------------------------------------------------
     def topology(self) -> dict[str, Any]:
         return report.document(sysfs.read())
+
+    def config(self) -> dict[str, Any]:
+        return config_load.explained(self._node.config, self._node.origins)
 
     def metrics_text(self) -> str:
         return self._node.metrics.text()
@@ -200,6 +217,10 @@ class Documents:
             generation_tokens=counts.generated_tokens, preemptions=counts.preemptions, steps=counts.steps,
             engine_heartbeat_age=view.turn_age(),
         )  # fmt: skip
+
+
+def _names(entries: Mapping[str, Entry]) -> dict[str, str | None]:
+    return {request_id: entry.given_id for request_id, entry in entries.items()}
 
 
 def _peer(status: PeerStatus, role: str) -> schema.Peer:

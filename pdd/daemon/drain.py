@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from pdd.daemon.service import NodeService
 from pdd.engine.request import EngineInbox
-from pdd.errors import RefusedInState, RequestCancelled
+from pdd.errors import RequestCancelled
 from pdd.messenger.prefiller import Prefiller
 from pdd.units import counted
 
@@ -53,9 +53,9 @@ class Drain:
         self._changed()
 
     def end(self) -> None:
-        """Takes new work again. Raises RefusedInState when the node is not draining."""
+        """Takes new work again; nothing to do where it does already."""
         if not self.active:
-            raise RefusedInState("this node is not draining", hint="`pdd status` shows its state")
+            return
         self.active = False
         self._stop_timer()
         self._service.drain(False)

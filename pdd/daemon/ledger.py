@@ -28,6 +28,7 @@ class Entry:
     received: float
     prompt_tokens: int
     prompt: tuple[int, ...] | None = None  # kept only when debug.show_prompts is set
+    given_id: str | None = None  # what the client called it
     peer: str = ""
     attempt: int | None = None
     attempts: int = 0
@@ -72,15 +73,19 @@ class Ledger:
     def live(self) -> dict[str, Entry]:
         return dict(self._live)
 
+    def finished(self) -> dict[str, Entry]:
+        """The latest, the oldest first."""
+        return dict(self._finished)
+
     def find(self, request_id: str) -> Entry | None:
         """A live or recently finished request."""
         return self._live.get(request_id) or self._finished.get(request_id)
 
     # -- generate requests ------------------------------------------------------------------------------------------
-    def open(self, request_id: str, prompt: tuple[int, ...]) -> None:
+    def open(self, request_id: str, prompt: tuple[int, ...], given_id: str | None = None) -> None:
         kept = prompt if self._keep_prompts else None
         self.prompt_tokens += len(prompt)
-        self._live[request_id] = Entry(request_id, "generate", self._clock(), len(prompt), kept)
+        self._live[request_id] = Entry(request_id, "generate", self._clock(), len(prompt), kept, given_id)
 
     def first_step(self, request_id: str, at: float) -> None:
         """A request that needs no prefiller was taken into its first step."""
@@ -128,8 +133,9 @@ class Ledger:
     def job_done(self, job: JobDone) -> None:
         """A prefill for a decoder is over."""
         entry = Entry(
-            job.request_id, "prefill", job.received, job.num_tokens, None, job.peer, job.attempt, 1, started=job.started,
-            computed=job.computed, finished=job.finished, reason=_FINISH.get(job.reason, FinishReason.ERROR).value,
+            job.request_id, "prefill", job.received, job.num_tokens, peer=job.peer, attempt=job.attempt, attempts=1,
+            started=job.started, computed=job.computed, finished=job.finished,
+            reason=_FINISH.get(job.reason, FinishReason.ERROR).value,
             error=job.error, units=job.units, writes=job.writes, bytes=job.bytes, busy_seconds=job.busy_seconds,
             exposed_seconds=job.exposed_seconds,
         )

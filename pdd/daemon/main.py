@@ -15,6 +15,7 @@ from typing import Any
 
 from pdd import sdnotify
 from pdd.config import Config
+from pdd.config_load import Origins
 from pdd.daemon.node import Node
 from pdd.daemon.view import left
 from pdd.errors import EXIT_OK
@@ -24,18 +25,18 @@ _MARGIN_SECONDS = 10.0  # more time that systemd is asked for
 _STATUS_SECONDS = 2.0
 
 
-def run(config: Config, *, demo: bool = False) -> int:
+def run(config: Config, origins: Origins, *, demo: bool = False) -> int:
     """Serves until stopped; returns the exit code. `demo`: a tiny random model instead of model.path.
 
     Raises:
         PddError: the node cannot start, or a rank died.
     """
     faulthandler.enable()  # SIGABRT of systemd's watchdog leaves the stacks in the journal
-    return asyncio.run(_serve(config, demo=demo))
+    return asyncio.run(_serve(config, origins, demo=demo))
 
 
-async def _serve(config: Config, *, demo: bool) -> int:
-    node = Node(config, demo=demo)
+async def _serve(config: Config, origins: Origins, *, demo: bool) -> int:
+    node = Node(config, origins, demo=demo)
     stop, now = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

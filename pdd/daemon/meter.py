@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 
 from pdd.daemon.flows import IN, OUT, Flows
+from pdd.daemon.latency import Latencies
 from pdd.daemon.ledger import Ledger
 from pdd.engine.request import EngineEvent, Finished, KvReserved
 from pdd.messenger.status import AttemptDone, JobDone
@@ -17,12 +18,13 @@ from pdd.metrics import Metrics
 class Meter:
     """The engine's events come here after the ledger has taken them."""
 
-    def __init__(self, metrics: Metrics, ledger: Ledger) -> None:
+    def __init__(self, metrics: Metrics, ledger: Ledger, latencies: Latencies) -> None:
         self.flows = Flows()
         self.failures: collections.Counter[str] = collections.Counter()  # attempts of this decoder, by reason
         self.cached_tokens = 0
         self._metrics = metrics
         self._ledger = ledger
+        self._latencies = latencies
         self._via = ""
 
     def goes_via(self, via: str) -> None:
@@ -55,6 +57,7 @@ class Meter:
             flow.units += done.units
             flow.times.append(seconds)
             self._metrics.kv_transfer.labels(IN, self._via).observe(seconds)
+            self._latencies.kv_wait.observe(seconds)
         elif done.reason != "cancelled":
             flow.failed += 1
 

@@ -37,6 +37,7 @@ from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.documents import Documents
 from pdd.daemon.drain import Drain
 from pdd.daemon.kv_fabric import KvFabric
+from pdd.daemon.latency import Latencies
 from pdd.daemon.ledger import Ledger
 from pdd.daemon.listen import bind_tcp
 from pdd.daemon.meter import Meter
@@ -76,8 +77,10 @@ class Phase:
 class Node:
     """Owner: the main loop. Use: `await start()`, …, `drain.begin()`, `await drain.quiet()`, `await close()`."""
 
-    def __init__(self, config: Config, *, demo: bool = False) -> None:
+    def __init__(self, config: Config, origins: config_load.Origins | None = None, *, demo: bool = False) -> None:
+        """`origins`: where each setting comes from, for whoever asks."""
         self.config = config
+        self.origins = origins or {}
         self.version = VERSION
         self.epoch = secrets.randbits(64)
         self.boot_id = secrets.token_hex(8)
@@ -98,13 +101,15 @@ class Node:
             name=config.node.name, role=config.node.role, model=self.model_name, version=self.version,
             peers=config.peers.static,
         )
-        self.meter = Meter(self.metrics, self.ledger)
+        self.latencies = Latencies.new(time.monotonic)
+        self.meter = Meter(self.metrics, self.ledger, self.latencies)
         self.view = NodeView(self)
         self._documents = Documents(self)
         self.metrics.read_from(self._documents.metrics_snapshot)
         self._service = NodeService(
-            model_name=self.model_name, ledger=self.ledger, metrics=self.metrics, max_queue=config.scheduler.max_queue,
-            request_timeout=config.scheduler.request_timeout, health=self.view.health, metrics_text=self.metrics.text,
+            model_name=self.model_name, ledger=self.ledger, metrics=self.metrics, latencies=self.latencies,
+            max_queue=config.scheduler.max_queue, request_timeout=config.scheduler.request_timeout,
+            health=self.view.health, metrics_text=self.metrics.text,
         )
         self.drain = Drain(self._service, config.drain.timeout, self._changed)
         self._dispatch = Dispatch()

@@ -132,6 +132,7 @@ def _timed(request: schema.Request, entry: Entry | None, context: Context) -> sc
     ) if entry.units else None  # fmt: skip
     return msgspec.structs.replace(
         request, peer=entry.peer or None, attempt=entry.attempt, attempts=entry.attempts, prompt=entry.prompt,
+        client_request_id=entry.given_id,
         why=entry.error or entry.why or None, reason=entry.reason or None,
         queue_seconds=_between(entry.received, entry.started), prefill_seconds=prefill,
         exposed_seconds=entry.exposed_seconds, hidden_ratio=entry.hidden_ratio,

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Self
 
 from pdd.api.service import Health, Limits, Tokenizer
+from pdd.daemon.latency import Latencies
 from pdd.daemon.ledger import Ledger
 from pdd.engine.limits import check_fits
 from pdd.engine.request import (
@@ -38,12 +39,13 @@ class NodeService:
     """`pdd.api.service.Service` of this node. Owner: the main loop."""
 
     def __init__(
-        self, *, model_name: str, ledger: Ledger, metrics: Metrics, max_queue: int, request_timeout: float,
-        health: Callable[[], Health], metrics_text: Callable[[], str],
+        self, *, model_name: str, ledger: Ledger, metrics: Metrics, latencies: Latencies, max_queue: int,
+        request_timeout: float, health: Callable[[], Health], metrics_text: Callable[[], str],
     ) -> None:  # fmt: skip
         self._model_name = model_name
         self._ledger = ledger
         self._metrics = metrics
+        self._latencies = latencies
         self._max_queue = max_queue
         self._request_timeout = request_timeout
         self._health = health
@@ -96,8 +98,10 @@ class NodeService:
                 hint="try again later",
             )
 
-    def generate(self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str) -> _Stream:
-        return _Stream(self, request_id, prompt, sampling)
+    def generate(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str, given_id: str | None
+    ) -> _Stream:
+        return _Stream(self, request_id, given_id, prompt, sampling)
 
     def health(self) -> Health:
         return self._health()
@@ -147,7 +151,7 @@ class NodeService:
         self._streams[request_id] = stream
         self._num_silent += 1
         self._quiet.clear()
-        self._ledger.open(request_id, stream.prompt)
+        self._ledger.open(request_id, stream.prompt, stream.given_id)
         self._inbox.submit(GenerateSpec(request_id, stream.prompt, stream.sampling, self._route(len(stream.prompt))))
 
     def observe(self, stream: _Stream, event: Tokens | Finished, now: float) -> None:
@@ -156,8 +160,11 @@ class NodeService:
             if stream.last_token_at is None:
                 self._num_silent -= 1
                 self._metrics.time_to_first_token.observe(now - stream.submitted_at)
+                self._latencies.first_token.observe(now - stream.submitted_at)
             else:
-                self._metrics.inter_token_latency.observe((now - stream.last_token_at) / len(event.outputs))
+                gap = (now - stream.last_token_at) / len(event.outputs)
+                self._metrics.inter_token_latency.observe(gap)
+                self._latencies.between_tokens.observe(gap)
             stream.last_token_at = now
             return
         if stream.last_token_at is None:
@@ -194,9 +201,11 @@ class _Stream:
     """The events of one request, in order; ends after Finished. Read by one task."""
 
     def __init__(
-        self, service: NodeService, request_id: str, prompt: tuple[int, ...], sampling: SamplingParams
+        self, service: NodeService, request_id: str, given_id: str | None, prompt: tuple[int, ...],
+        sampling: SamplingParams,
     ) -> None:  # fmt: skip
         self.request_id = request_id
+        self.given_id = given_id
         self.prompt = prompt
         self.sampling = sampling
         self.submitted_at = 0.0

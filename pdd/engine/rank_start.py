@@ -24,7 +24,7 @@ from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
 from pdd.engine.machine import free_memory
 from pdd.engine.rank_protocol import RankInit, RankProgress, RankReady
 from pdd.engine.rank_runner import RankRunner
-from pdd.errors import ConfigError, EngineError, LimitError, ModelError
+from pdd.errors import HOW_TO_INSTALL, ConfigError, LimitError, ModelError, NotInstalled
 from pdd.kv.layout import DTYPE_BYTES, KvLayout
 from pdd.model.attention import Attention, LayerCounter, kv_tensor
 from pdd.model.attn_torch import TorchAttention
@@ -58,7 +58,7 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
         ModelError: the checkpoint cannot be read, or not run here.
         ConfigError: a size in `init` makes no sense with this model.
         LimitError: the memory that is free holds neither weights nor KV of that size.
-        EngineError: the native core is missing.
+        NotInstalled: the native core is missing.
     """
     started = time.monotonic()
     if init.world != 1:
@@ -188,8 +188,8 @@ def _make_counter() -> tuple[LayerCounter, int]:
     try:
         from pdd.fabric._native import Counter
     except ImportError as error:
-        raise EngineError(f"pdd's native core is not built: {error}",
-                          hint="Install the package (pip install .), or build it in place (make dev).") from error
+        raise NotInstalled(f"pdd's native core cannot be loaded: {error}",
+                           hint=HOW_TO_INSTALL) from error
     return Counter.create()
 
 

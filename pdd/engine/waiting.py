@@ -1,10 +1,13 @@
 """The queue of requests that wait for pages or for a slot: order, bounded bypass, deadline.
 
-Order is arrival; a request that starts over (preempted, or its remote KV failed) keeps its place, so it is at the
-front. A request that finds too few free pages may be passed by later ones that fit, for BYPASS_S: small requests are
-not held up by one that waits for many pages, and after that time nobody passes, so pages add up until it fits.
+Requests that start over (preempted, or their remote KV failed) come first, then those that never started; within each, the
+order is arrival. A client that has seen tokens thus waits for older streams, never for a newcomer. A request that finds
+too few free pages may be passed by later ones that fit, for BYPASS_S: small requests are not held up by one that waits
+for many pages, and after that time nobody new passes, so pages add up until it fits. Those that started still go first,
+which cannot starve it: they are no more than there were when the passing ended.
 
-A request that was never admitted is dropped at its deadline; one that has started is not, however long it waits. A
+A request that was never admitted is dropped at its deadline; one that has started is not, however long it waits: the
+stream's own bound is the time between two tokens (scheduler.request_timeout). A
 prefill-only request has no deadline here: its decoder has one, which knows that a queue that moves is progress, and
 takes the request back (an abort) when nothing does.
 """
@@ -32,11 +35,11 @@ class Verdict(enum.Enum):
 
 
 class WaitingQueue:
-    """Waiting requests by order of arrival. Owner: the scheduler."""
+    """Waiting requests in the order in which they are tried. Owner: the scheduler."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout  # seconds
-        self._records: list[Record] = []  # by seq
+        self._records: list[Record] = []  # by _place
         self._deadlines: collections.deque[Record] = collections.deque()  # by arrival; holds requests long gone, too
 
     def __len__(self) -> int:
@@ -47,13 +50,13 @@ class WaitingQueue:
 
     def add(self, record: Record) -> None:
         """Puts a request at its place, which is the end unless it starts over."""
-        bisect.insort(self._records, record, key=_seq)
+        bisect.insort(self._records, record, key=_place)
         if not record.admissions and record.sink is None:
             self._deadlines.append(record)
 
     def discard(self, record: Record) -> None:
         """Takes a request out, if it is in."""
-        index = bisect.bisect_left(self._records, record.seq, key=_seq)
+        index = bisect.bisect_left(self._records, _place(record), key=_place)
         if index < len(self._records) and self._records[index] is record:
             del self._records[index]
 
@@ -95,5 +98,6 @@ class WaitingQueue:
         return None
 
 
-def _seq(record: Record) -> int:
-    return record.seq
+def _place(record: Record) -> tuple[bool, int]:
+    """Does not change while the request is in the queue."""
+    return not record.admissions, record.seq

@@ -32,7 +32,7 @@ def read(tree: Tree, bus: PciBus) -> tuple[Nic, ...]:
     taken |= {nic.pci.address for nic in nics if nic.pci is not None}
     nics.sort(key=lambda nic: names.natural_order(nic.name))
     for name in sorted(netdevs, key=names.natural_order):
-        if name not in taken and address_of.get(name) not in taken:
+        if name not in taken and (name not in address_of or address_of[name] not in taken):
             kind = "wifi" if tree.exists(f"{_NET}/{name}/phy80211") else names.ethernet_kind(name)
             nics.append(Nic(names.clean(name), None, names.clean(name), kind, _link_state(tree, name),
                             _link_rate(tree, name), at[name]))

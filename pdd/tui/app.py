@@ -24,7 +24,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from pdd.control.client import Client
-from pdd.tui import view
+from pdd.tui import draw, view
 from pdd.tui.feed import Feed
 from pdd.tui.rates import History
 
@@ -53,10 +53,10 @@ class Picture(Widget):
 
     def __init__(self, color: bool) -> None:
         super().__init__()
-        self._lines: list[view.Line] = []
+        self._lines: list[draw.Line] = []
         self._styles = {name: Style.parse(text) if color else Style.null() for name, text in _STYLES.items()}
 
-    def show(self, lines: list[view.Line]) -> None:
+    def show(self, lines: list[draw.Line]) -> None:
         changed = [y for y, line in enumerate(lines) if y >= len(self._lines) or line != self._lines[y]]
         self._lines = lines
         if changed:
@@ -66,9 +66,9 @@ class Picture(Widget):
         self.post_message(self.Resized())
 
     def render_line(self, y: int) -> Strip:
+        base = self.rich_style  # a strip without a style breaks Textual's filter of colors (NO_COLOR)
         if y >= len(self._lines):
-            return Strip.blank(self.size.width)
-        base = self.rich_style
+            return Strip.blank(self.size.width, base)
         segments = [Segment(text, base + self._styles[style]) for text, style in self._lines[y]]
         return Strip(segments).adjust_cell_length(self.size.width, base)
 
@@ -91,7 +91,7 @@ class PddTop(App[None]):
         client: Client | None,
         interval: float = 1.0,
         *,
-        glyphs: view.Glyphs = view.UNICODE,
+        glyphs: draw.Glyphs = draw.UNICODE,
         color: bool = True,
         theme: str = "auto",
         now: Callable[[], float] = time.monotonic,
@@ -130,6 +130,15 @@ class PddTop(App[None]):
     def on_unmount(self) -> None:
         if self._feed is not None:
             self._feed.stop()
+
+    @property
+    def crash(self) -> Exception | None:
+        """The bug that ended it, if one did."""
+        return self._exception
+
+    def _fatal_error(self) -> None:
+        """Textual would print the trace with every local variable; the command says it in a line instead."""
+        self._close_messages_no_wait()
 
     def on_picture_resized(self) -> None:
         self._draw()

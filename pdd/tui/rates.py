@@ -1,8 +1,9 @@
 """What the screen shows over time, made from the event stream. Pure: lines and a clock value in, numbers out.
 
-`History.apply` merges a line of /v1/events into the current status and keeps the last samples of batch size and
-transfer rate. Rates are the daemon's own, of the last second; a sample of the chart is at least the mean since the one
-before it, so that no burst between two pictures is missed. A daemon that was lost or restarted leaves a gap.
+`History.apply` merges a line of /v1/events into the current status and keeps the last samples of batch size, transfer
+rate, tokens and pages in use. Rates are the daemon's own, of the last second; a sample of the transfer chart is at least
+the mean since the one before it, so that no burst between two pictures is missed. A daemon that was lost or restarted
+leaves a gap.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class History:
         self.status: dict[str, Any] | None = None
         self.batch: deque[float | None] = deque(maxlen=KEPT_SAMPLES)  # None is a gap
         self.moved: deque[float | None] = deque(maxlen=KEPT_SAMPLES)  # bytes per second, in and out together
+        self.tokens: deque[float | None] = deque(maxlen=KEPT_SAMPLES)  # per second, prompt and output together
+        self.used: deque[float | None] = deque(maxlen=KEPT_SAMPLES)  # pages that cannot be handed out
         self.updated: float | None = None  # the caller's clock at the last line
         self._counted: tuple[float, int] | None = None  # clock, and bytes moved until then
 
@@ -48,10 +51,13 @@ class History:
             rate = max(rate, (moved - self._counted[1]) / (now - self._counted[0]))
             self._counted = now, moved
         self.moved.append(rate)
+        self.tokens.append(rates["prompt_tokens_per_second"] + rates["generated_tokens_per_second"])
+        pages = self.status["pages"]
+        self.used.append(pages["total"] - pages["free"] - pages["cached"])
 
     def _gap(self) -> None:
-        self.batch.append(None)
-        self.moved.append(None)
+        for samples in (self.batch, self.moved, self.tokens, self.used):
+            samples.append(None)
 
 
 def known(samples: deque[float | None]) -> list[float]:

@@ -2,7 +2,7 @@
 tests.
 
 Widths are fixed by the size of the window, never by the values, so that a value that changes repaints one line. Every
-color stands beside a word or a sign. `Glyphs` holds what differs between Unicode and `--ascii`. Not here: Textual,
+color stands beside a word or a sign. Not here: what lines are made of (draw.py), Textual,
 the terminal.
 """
 
@@ -12,29 +12,17 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from pdd.tui.draw import UNICODE, Glyphs, Line, Span, beside, fit, panel, say, spark, whole, width_of
 from pdd.tui.rates import History, known
 from pdd.units import show_bytes, show_count, show_duration
 
-Span = tuple[str, str]  # text, style: "", title, good, warn, bad, dim
-Line = list[Span]
-
 MIN_WIDTH, MIN_HEIGHT = 40, 8
-PANEL_WIDTH = 78  # below this, plain lines instead of panels
+PANEL_WIDTH = 80  # below this, plain lines instead of panels
+_MIN_PEER_ROWS = 3  # header, one peer, how many more
+_SECOND_CHARTS = 9  # spare rows from which on there is a second pair of charts
+_PAIR_WIDTH = 18
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Glyphs:
-    spark: str
-    corners: str  # top left, top right, bottom left, bottom right
-    horizontal: str
-    vertical: str
-    used: str
-    held: str
-    free: str
-
-
-UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", "┌┐└┘", "─", "│", "█", "▒", "░")
-ASCII = Glyphs(" .:-=+*%#", "++++", "-", "|", "#", "=", ".")
 _STATE_STYLE = {
     **dict.fromkeys(("ready", "up"), "good"),
     **dict.fromkeys(("starting", "loading", "connecting", "draining", "suspect"), "warn"),
@@ -63,10 +51,6 @@ class Scene:
     help: bool = False
 
 
-def say(text: str, style: str = "") -> Line:
-    return [(text, style)]
-
-
 def frame(scene: Scene, width: int, height: int, glyphs: Glyphs = UNICODE) -> list[Line]:
     """Exactly `height` lines of exactly `width` cells."""
     if width <= 0 or height <= 0:
@@ -75,17 +59,15 @@ def frame(scene: Scene, width: int, height: int, glyphs: Glyphs = UNICODE) -> li
         lines: list[Line] = [[(f"pdd top needs {MIN_WIDTH}x{MIN_HEIGHT}, this is {width}x{height}", "warn")]]
         return [fit(line, width) for line in (lines + [[]] * height)[:height]]
     status = scene.history.status
+    top = [_header(scene, width), *_banner(scene)]
+    room = height - len(top) - 1
     body: list[Line]
     if scene.help:
         body = [[], *([(f"  {text}", "")] for text in HELP)]
     elif status is None:
         body = [[], [("  waiting for the first picture", "dim")]]
-    elif width >= PANEL_WIDTH:
-        body = [*_panels(scene.history, status, width, glyphs), *_peers(status), *_findings(status)]
     else:
-        body = [*_plain(status), *_peers(status), *_findings(status)]
-    top = [_header(scene, width), *_banner(scene)]
-    room = height - len(top) - 1
+        body = _body(scene.history, status, width, room, glyphs)
     lines = [*top, *(body + [[]] * room)[:room], [(" q quit  ? help  space pause  +/- speed", "dim")]]
     return [fit(line, width) for line in lines]
 
@@ -93,29 +75,6 @@ def frame(scene: Scene, width: int, height: int, glyphs: Glyphs = UNICODE) -> li
 def text(lines: Sequence[Line]) -> str:
     """The picture without styles, for pipes and tests."""
     return "\n".join("".join(part for part, _ in line).rstrip() for line in lines)
-
-
-def fit(line: Line, width: int) -> Line:
-    """`line` cut or padded to `width` cells. Every character used here is one cell wide."""
-    cut: Line = []
-    room = width
-    for part, style in line:
-        part = "".join(char if char.isprintable() else "?" for char in part)[:room]
-        cut.append((part, style))
-        room -= len(part)
-    return [*cut, (" " * room, "")] if room else cut
-
-
-def whole(fields: Sequence[str], room: int) -> str:
-    """The fields two cells apart, as many of the last ones as fit into `room`; a number is shown whole or not at all."""
-    for first in range(len(fields)):
-        if len(shown := "  ".join(fields[first:])) <= room:
-            return shown
-    return ""
-
-
-def _width(line: Line) -> int:
-    return sum(len(part) for part, _ in line)
 
 
 def is_stale(scene: Scene) -> bool:
@@ -139,7 +98,7 @@ def _header(scene: Scene, width: int) -> Line:
     else:
         sign, style = "live", "good"
     right: Line = [(f"  {scene.interval:g}s  ", "dim"), (sign, style), (f"  {scene.clock} ", "")]
-    room = width - _width(right)
+    room = width - width_of(right)
     status = scene.history.status
     left: Line = [(" pdd top  ", "title")]
     if status is not None:
@@ -149,7 +108,7 @@ def _header(scene: Scene, width: int) -> Line:
             (state.upper(), _STATE_STYLE.get(state, "")),
         ]
         fields = [status["model"] or "-", f"up {show_duration(status['uptime_seconds'])}"]
-        left.append((f"  {whole(fields, room - _width(left) - 2)}", ""))
+        left.append((f"  {whole(fields, room - width_of(left) - 2)}", ""))
     return [*fit(left, room), *right]
 
 
@@ -165,14 +124,52 @@ def _banner(scene: Scene) -> list[Line]:
     return []
 
 
-def _panels(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
-    half, queue_width, latency_width = width // 2, 21, 27
+def picture(scene: Scene, width: int, glyphs: Glyphs = UNICODE) -> list[Line]:
+    """For a pipe or a page: as tall as it needs to be, the charts one row high, no keys. It needs a status."""
+    assert scene.history.status is not None
+    body = _body(scene.history, scene.history.status, width, None, glyphs)
+    return [fit(line, width) for line in (_header(scene, width), *_banner(scene), *body)]
+
+
+def _body(history: History, status: dict[str, Any], width: int, room: int | None, glyphs: Glyphs) -> list[Line]:
+    """What stands between header and keys: problems before peers, and the charts take the rows that are left.
+
+    `room`: rows; None: as many as there is to say.
+    """
+    findings = _findings(status)
+    if width < PANEL_WIDTH:
+        head = [*_plain(status), *findings]
+        return [*head, *_peers(status, None if room is None else room - len(head))]
+    numbers = _numbers(status, width, glyphs)
+    least = 3 + len(numbers) + len(findings)
+    peers = _peers(status, None if room is None else max(room - least, _MIN_PEER_ROWS))
+    spare = 0 if room is None else room - least - len(peers)
+    second = spare >= _SECOND_CHARTS
+    rows = [spare] if not second else [(spare - 3) // 2, (spare - 3) - (spare - 3) // 2]
+    charts = _charts(history, status, width, [1 + max(row, 0) for row in rows], glyphs)
+    return [*charts[0], *numbers, *(charts[1] if second else ()), *findings, *peers]
+
+
+def _charts(
+    history: History, status: dict[str, Any], width: int, rows: Sequence[int], glyphs: Glyphs
+) -> list[list[Line]]:
+    """One or two pairs of charts, each as many rows high as `rows` says."""
+    half = width // 2
+    pairs = [beside(_batch(history, status, half, rows[0], glyphs), _moved(history, status, width - half, rows[0], glyphs))]
+    if len(rows) > 1:
+        left = _tokens(history, status, half, rows[1], glyphs)
+        pairs.append(beside(left, _used(history, status, width - half, rows[1], glyphs)))
+    return pairs
+
+
+def _numbers(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
+    queue_width, latency_width = 21, 27
     pages_width = width - queue_width - latency_width
-    charts = _beside(_batch(history, status, half, glyphs), _moved(history, status, width - half, glyphs))
-    middle = _beside(
-        _panel("queue", _queue(status), "", queue_width, glyphs),
-        _panel("latency    p50     p99", _latency(status), "", latency_width, glyphs),
-        _panel(
+    seconds = status["latency"]["window_seconds"]
+    middle = beside(
+        panel("queue", _queue(status), "", queue_width, glyphs),
+        panel(f"last {seconds:.0f}s    p50     p99", _latency(status), "", latency_width, glyphs),
+        panel(
             f"pages  {show_count(status['pages']['total'])}",
             _pages(status, pages_width - 4, glyphs),
             "",
@@ -183,7 +180,7 @@ def _panels(history: History, status: dict[str, Any], width: int, glyphs: Glyphs
     transfers = status["transfers"]
     failed: Span = (f" failed {show_count(transfers['failed'])}", "bad" if transfers["failed"] else "")
     counters = whole(_counters(status["role"], transfers), width - 2 - len(failed[0]))
-    return [*charts, *middle, [failed, (f"  {counters}", "")]]
+    return [*middle, [failed, (f"  {counters}", "")]]
 
 
 def _counters(role: str, transfers: dict[str, Any]) -> list[str]:
@@ -195,32 +192,50 @@ def _counters(role: str, transfers: dict[str, Any]) -> list[str]:
     return [active, sent, received] if role == "decode" else [active, received, sent]
 
 
-def _batch(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
+def _batch(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
     batch = known(history.batch)
     average, largest = (sum(batch) / len(batch), max(batch)) if batch else (0.0, 0.0)
     now = f"{show_count(status['batch_size'])} / {show_count(status['max_batch_size'])}"
-    chart = say(spark(list(history.batch), width - 4, glyphs), "good")
     shares = whole([f"avg {show_count(average)}", f"max {show_count(largest)}"], width - 4 - len(f"batch {now}  "))
-    return _panel(f"batch {now}  {shares}".rstrip(), [chart], "", width, glyphs)
+    return panel(f"batch {now}  {shares}".rstrip(), _chart(history.batch, width, rows, glyphs), "", width, glyphs)
 
 
-def _moved(history: History, status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
+def _moved(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
     rates = status["rates"]["1s"]
     into, out = (show_bytes(rates[f"bytes{way}_per_second"], "B/s") for way in ("_received", ""))
-    chart = say(spark(list(history.moved), width - 4, glyphs), "good")
     peak = f"peak {show_bytes(max(known(history.moved), default=0), 'B/s')}"
     title = whole(["KV transfer", f"in {into}", f"out {out}"], width - 4)
-    return _panel(title, [chart], peak, width, glyphs)
+    return panel(title, _chart(history.moved, width, rows, glyphs), peak, width, glyphs)
+
+
+def _tokens(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    rates = status["rates"]["1s"]
+    prompt, out = (show_count(rates[f"{kind}_tokens_per_second"]) for kind in ("prompt", "generated"))
+    peak = f"peak {show_count(max(known(history.tokens), default=0))}/s"
+    title = f"tokens/s  prompt {prompt}  out {out}"
+    return panel(title, _chart(history.tokens, width, rows, glyphs), peak, width, glyphs)
+
+
+def _used(history: History, status: dict[str, Any], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    used = known(history.used)
+    title = f"pages in use  {show_count(used[-1] if used else 0)} of {show_count(status['pages']['total'])}"
+    peak = f"peak {show_count(max(used, default=0))}"
+    return panel(title, _chart(history.used, width, rows, glyphs), peak, width, glyphs)
+
+
+def _chart(samples: Sequence[float | None], width: int, rows: int, glyphs: Glyphs) -> list[Line]:
+    return [say(row, "good") for row in spark(samples, width - 4, glyphs, rows)]
 
 
 def _queue(status: dict[str, Any]) -> list[Line]:
-    return [
-        say(f"running   {show_count(status['running']):>7}"),
-        say(f"waiting   {show_count(status['waiting']):>7}"),
-        say(f"wait kv   {show_count(status['waiting_for_kv']):>7}"),
-        say(f"preempted {show_count(status['engine']['preemptions']):>7}"),
-        say(f"steps/s   {show_count(status['rates']['1s']['steps_per_second']):>7}"),
-    ]
+    rows = (
+        ("running", status["running"]),
+        ("waiting", status["waiting"]),
+        ("wait kv", status["waiting_for_kv"]),
+        ("preempted", status["engine"]["preemptions"]),
+        ("steps/s", status["rates"]["1s"]["steps_per_second"]),
+    )
+    return [say(f"{name:9} {show_count(number, 7):>7}") for name, number in rows]
 
 
 def _latency(status: dict[str, Any]) -> list[Line]:
@@ -236,7 +251,6 @@ def _latency(status: dict[str, Any]) -> list[Line]:
 
 def _pages(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     pages, rates = status["pages"], status["rates"]["1s"]
-    count = {state: show_count(number) for state, number in pages.items()}
     total = max(pages["total"], 1)
     free = pages["free"] + pages["cached"]
     share = f" {(pages['total'] - free) / total:4.0%}"
@@ -247,14 +261,23 @@ def _pages(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     prompt, out = rates["prompt_tokens_per_second"], rates["generated_tokens_per_second"]
     return [
         say(bar[:cells].ljust(cells, glyphs.free) + share),
-        say(f"free {count['free']:<9} cached {count['cached']}"),
-        say(f"running {count['running']:<6} reserved {count['reserved']}"),
-        [
-            (f"sending {count['sending']:<6} ", ""),
-            (f"quarantined {count['quarantined']}", "bad" if pages["quarantined"] else ""),
-        ],
+        *_page_states(pages, width),
         say("tok/s  " + whole([f"prompt {show_count(prompt)}", f"out {show_count(out)}"], width - len("tok/s  "))),
     ]
+
+
+def _page_states(pages: dict[str, int], width: int) -> list[Line]:
+    """Two states a line, and how many pages are in each, as exact as `width` allows."""
+    pairs = (("free", "cached"), ("running", "reserved"), ("sending", "quarantined"))
+    exact = max(len(f"{right} {show_count(pages[right])}") for _, right in pairs)
+    cells = max(width - 1 - max(exact, width - 1 - _PAIR_WIDTH), (width - 3) // 2)  # of the left column
+    lines = []
+    for left, right in pairs:
+        first = f"{left} {show_count(pages[left], cells - len(left) - 1)}"
+        second = f"{right} {show_count(pages[right], width - cells - len(right) - 2)}"
+        style = "bad" if right == "quarantined" and pages[right] else ""
+        lines.append([(f"{first:<{cells}} ", ""), (second, style)])
+    return lines
 
 
 def _plain(status: dict[str, Any]) -> list[Line]:
@@ -267,14 +290,18 @@ def _plain(status: dict[str, Any]) -> list[Line]:
     ]
 
 
-def _peers(status: dict[str, Any]) -> list[Line]:
+def _peers(status: dict[str, Any], room: int | None) -> list[Line]:
+    """One line per peer, as many as `room` takes; the last one says how many more there are."""
     if not status["peers"]:
         return [say(" no peers", "dim")]
     header = f" {'PEER':14} {'ROLE':8} {'STATE':12} {'VIA':10} {'RTT':>7} {'QUEUED':>7} {'FREE':>7}"
     lines = [say(header, "title")]
-    for peer in status["peers"]:
+    shown = status["peers"]
+    if room is not None and len(shown) > room - 1:
+        shown = shown[: max(room - 2, 0)]
+    for peer in shown:
         load = peer["load"] or {}
-        queued, free = (show_count(load[key]) if key in load else "-" for key in ("queued_tokens", "free_pages"))
+        queued, free = (show_count(load[key], 7) if key in load else "-" for key in ("queued_tokens", "free_pages"))
         lines.append(
             [
                 (f" {peer['name'][:14]:14} {peer['role'][:8]:8} ", ""),
@@ -284,7 +311,8 @@ def _peers(status: dict[str, Any]) -> list[Line]:
                 (peer["error"] or "", "bad"),
             ]
         )
-    return lines
+    more = len(status["peers"]) - len(shown)
+    return [*lines, say(f" and {more} more; `pdd peers` lists all", "dim")] if more else lines
 
 
 def _findings(status: dict[str, Any]) -> list[Line]:
@@ -295,34 +323,3 @@ def _findings(status: dict[str, Any]) -> list[Line]:
             for each in status["findings"]
         ),
     ]
-
-
-# -- drawing -----------------------------------------------------------------------------------------------------------
-def spark(samples: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
-    """The newest samples at the right end, scaled to the largest shown. A zero is the lowest mark, a gap is a blank."""
-    shown = list(samples)[-width:] if width > 0 else []
-    largest = max((sample for sample in shown if sample is not None), default=0.0)
-    scale = (len(glyphs.spark) - 2) / largest if largest else 0.0
-    marks = [" " if sample is None else glyphs.spark[1 + round(sample * scale)] for sample in shown]
-    return "".join(marks).rjust(max(width, 0))
-
-
-def _panel(title: str, lines: Sequence[Line], foot: str, width: int, glyphs: Glyphs) -> list[Line]:
-    """A box of exactly `width` cells with a title in its upper and a note in its lower edge."""
-    inner = width - 4
-    title, foot = title[:inner], foot[:inner]
-    left_top, right_top, left_bottom, right_bottom = tuple(glyphs.corners)
-    edge = glyphs.horizontal
-    return [
-        [(f"{left_top} ", "dim"), (title, "title"), (" " + edge * (inner - len(title)) + right_top, "dim")],
-        *([(f"{glyphs.vertical} ", "dim"), *fit(line, inner), (f" {glyphs.vertical}", "dim")] for line in lines),
-        [
-            (f"{left_bottom} {foot} " if foot else left_bottom + edge * 2, "dim"),
-            (edge * (inner - len(foot)) + right_bottom, "dim"),
-        ],
-    ]
-
-
-def _beside(*panels: list[Line]) -> list[Line]:
-    """Panels of one height next to each other."""
-    return [[span for line in rows for span in line] for rows in zip(*panels, strict=True)]

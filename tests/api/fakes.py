@@ -103,6 +103,7 @@ class Call:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     request_id: str = "r"
+    given_id: str | None = None
     ended: str = ""  # "finished", "stopped" (at a stop string), "failed" or "aborted"
     generated: int = 0
 
@@ -149,9 +150,11 @@ class FakeService:
         if self.refusal is not None:
             raise self.refusal
 
-    def generate(self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str) -> Stream:
+    def generate(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, *, request_id: str, given_id: str | None
+    ) -> Stream:
         async def run() -> AsyncGenerator[Tokens | Finished, None]:
-            call = Call(prompt, sampling, request_id)
+            call = Call(prompt, sampling, request_id, given_id)
             self.calls.append(call)
             call.ended = "aborted"
             self.open += 1

@@ -104,7 +104,7 @@ async def test_what_was_sent_ahead_is_answered_by_a_close(node: Node) -> None:
 
 
 async def test_one_of_two_with_the_same_client_id(node: Node, eventually: Eventually) -> None:
-    """Scenario 48: X-Request-Id is echoed, and names nothing inside."""
+    """Scenario 48: X-Request-Id is echoed and told, and names nothing inside."""
     started = asyncio.Event()
     node.service.script = forever(5, started)
     head = b"POST /v1/completions HTTP/1.1\r\nx-request-id: same\r\n"
@@ -118,12 +118,16 @@ async def test_one_of_two_with_the_same_client_id(node: Node, eventually: Eventu
     before = node.service.calls[1].generated
     await eventually(lambda: node.service.calls[1].generated > before + 5)
     assert node.service.calls[0].request_id != node.service.calls[1].request_id
+    assert [call.given_id for call in node.service.calls] == ["same", "same"]
     second[1].close()
     await eventually(lambda: node.service.open == 0)
 
 
-async def test_the_engines_id_is_the_answers(node: Node) -> None:
-    one = await node.client.completions.create(model="tiny", prompt="x", max_tokens=1)
+async def test_header_body_and_engine_share_one_id(node: Node) -> None:
+    raw = await node.client.completions.with_raw_response.create(model="tiny", prompt="x", max_tokens=1)
+    one = raw.parse()
+    assert raw.headers["x-request-id"] == f"req-{node.service.calls[0].request_id}"
+    assert node.service.calls[0].given_id is None
     two = await node.client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], n=2)
     suffix = two.id.removeprefix("chatcmpl-")
     assert [call.request_id for call in node.service.calls] == [

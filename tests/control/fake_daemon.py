@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
+from pdd import config_load
 from pdd.control import schema
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
-from pdd.errors import RefusedInState
+from pdd.errors import NoSuchRequest, RefusedInState
 
 PEER = schema.Peer(
     name="p0", role="prefill", state="up", epoch="00000000000000ab", via="tcp", address="127.0.0.1:7700",
@@ -35,6 +36,7 @@ class FakeSource:
         self.state = "ready"
         self.writes = 100
         self.live = {"r-1": "wait_kv", "r-2": "running"}
+        self.ended: set[str] = set()
         self.drained_with: list[float | None] = []
         self.refuse_drain = False
         self.uptime = 12.0
@@ -62,11 +64,13 @@ class FakeSource:
         )  # fmt: skip
         return schema.Requests(counts={"wait_kv": 1, "running": 1}, requests=rows)
 
-    def request(self, request_id: str) -> schema.Request | None:
-        row = next((row for row in self.requests().requests or () if row.id == request_id), None)
+    def request(self, wanted: str) -> schema.Request:
+        row = next((row for row in self.requests().requests or () if row.id == wanted), None)
+        if row is None:
+            raise NoSuchRequest(f"no request {wanted}", hint="`pdd requests` lists them.")
         moved = schema.RequestTransfer(pages=57, units=228, writes=1, bytes=930_000, via="tcp")
         more = {"prefill_seconds": 0.12034567891234, "hidden_ratio": 0.9412345, "prompt": (1, 2, 3), "transfer": moved}
-        return None if row is None else msgspec.structs.replace(row, **more)
+        return msgspec.structs.replace(row, **more)
 
     def peers(self) -> schema.Peers:
         return schema.Peers(peers=(PEER,))
@@ -86,6 +90,10 @@ class FakeSource:
             "findings": [],
         }
 
+    def config(self) -> dict[str, Any]:
+        loaded, origins = config_load.load(assignments=["kv.page_size=32"], demo=True, search=False, env={})
+        return config_load.explained(loaded, origins)
+
     def metrics_text(self) -> str:
         return "pdd_batch_size 1.0\n"
 
@@ -96,12 +104,15 @@ class FakeSource:
         self.state = "drained"
 
     def resume(self) -> None:
-        if self.state not in ("draining", "drained"):
-            raise RefusedInState(f"the node is {self.state}, not draining")
+        if self.refuse_drain:
+            raise RefusedInState("the node is stopping", hint="Wait for it.")
         self.state = "ready"
 
-    def cancel(self, request_id: str) -> bool:
-        return self.live.pop(request_id, None) is not None
+    def cancel(self, wanted: str) -> schema.Cancelled:
+        self.request(wanted) if wanted not in self.ended else None
+        known = self.live.pop(wanted, None) is not None
+        self.ended.add(wanted)
+        return schema.Cancelled(ids=(wanted,), cancelled=known)
 
 
 class Running:
@@ -127,6 +138,10 @@ class Running:
 
     def call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(20)
+
+    def server_connections(self) -> set[Any]:
+        """Of both sockets."""
+        return {each for server in self._server._servers for each in server.server_state.connections}
 
     def changed(self) -> None:
         self._loop.call_soon_threadsafe(self._server.changed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from pdd import cli
+from pdd.commands.common import Globals
+from pdd.control import paths
 from pdd.errors import UsageError
 from pdd.version import VERSION
 from tests.control import fake_daemon
@@ -56,8 +59,9 @@ def test_tables(pdd: Pdd, daemon: Daemon) -> None:
 def test_one_request_is_shown_in_words(pdd: Pdd, daemon: Daemon) -> None:
     out = clean(pdd("requests", "show", "r-1"), 0).stdout.splitlines()
     for line in (
-        "age           3.1s", "pages         44/57", "prefill       120ms", "hidden ratio  94%", "prompt        1 2 3",
-        "transfer      57 pages, 228 units, 930 kB in 1 write via tcp", "prompt tokens 900",
+        "age               3.1s", "pages             44/57", "prefill           120ms", "hidden ratio      94%",
+        "prompt            1 2 3", "transfer          57 pages, 228 units, 930 kB in 1 write via tcp",
+        "prompt tokens     900",
     ):  # fmt: skip
         assert line in out
 
@@ -146,9 +150,36 @@ def test_drain_resume_cancel(pdd: Pdd, daemon: Daemon) -> None:
     assert json.loads(clean(pdd("drain", "--json", "--timeout", "7s"), 0).stdout)["state"] == "drained"
     assert daemon.source.drained_with == [7.0]
     assert "d0 decode ready" in clean(pdd("resume"), 0).stdout
-    assert "not draining" in clean(pdd("resume"), 5).stderr
-    clean(pdd("requests", "cancel", "r-1"), 0)
-    assert "no live request r-1 [E351]" in clean(pdd("requests", "cancel", "r-1"), 5).stderr
+    assert "d0 decode ready" in clean(pdd("resume"), 0).stdout  # again is no error
+    assert "r-1 is cancelled" in clean(pdd("requests", "cancel", "r-1"), 0).stderr
+    assert "r-1 is not live any more" in clean(pdd("requests", "cancel", "r-1"), 0).stderr
+    assert "no request r/9? [E351]" in clean(pdd("requests", "cancel", "r/9?"), 5).stderr
+
+
+def test_the_settings_of_the_running_node(pdd: Pdd, daemon: Daemon) -> None:
+    out = clean(pdd("config", "show", "--live", "--origin", env={"PDD_KV__PAGE_SIZE": "64"}), 0).stdout
+    assert "kv.page_size = 32  # --set\n" in out
+    assert "drain.timeout" not in out
+    assert 'drain.timeout = "2m"\n' in clean(pdd("config", "show", "--live", "--defaults"), 0).stdout
+    assert "give one of them" in clean(pdd("config", "show", "--live", "--set", "kv.page_size=1"), 2).stderr
+
+
+def test_nodes_of_systemd_are_found_beside_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, system = tmp_path / "own", tmp_path / "system"
+    monkeypatch.setattr(paths, "run_dirs", lambda: [own, system])
+    monkeypatch.delenv("PDD_NODE__NAME", raising=False)
+    (system / "d0").mkdir(parents=True)
+    (system / "d0" / "status.sock").touch()
+    assert Globals().instance_dir() == Globals(instance="d0").instance_dir() == system / "d0"
+    assert Globals(instance="nope").instance_dir() == own / "nope"
+    assert Globals(run_dir=own).instance_dir().parent == own
+    (own / "d0").mkdir(parents=True)
+    (own / "d0" / "status.sock").touch()
+    assert Globals().instance_dir() == own / "d0"
+    (own / "d1").mkdir()
+    (own / "d1" / "status.sock").touch()
+    with pytest.raises(UsageError, match=r"several instances in .*own and .*system: d0, d1"):
+        Globals().instance_dir()
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -303,6 +334,21 @@ def test_config_show_says_where_values_come_from(pdd: Pdd, tmp_path: Path) -> No
     assert 'drain.timeout = "90s"  # env PDD_DRAIN__TIMEOUT' in out
     assert "kv.page_size" not in out
     assert "kv.page_size = 16  # default" in clean(pdd(*words, "--defaults"), 0).stdout
+
+
+@pytest.mark.parametrize(("module", "what"), [("pdd.fabric._native", "native core cannot be loaded"), ("torch", "needs torch")])
+def test_an_incomplete_installation_is_not_an_engine_that_died(
+    module: str, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """78, which systemd does not restart; not 75, which it does for ever."""
+    from pdd import cli
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == module else object())
+    monkeypatch.setitem(sys.modules, module, None)  # importing it fails
+    assert cli.run(["serve", "--role", "both", "--demo", "--dry-run"]) == 78
+    error = capsys.readouterr().err
+    assert what in error
+    assert "[E783]. In pdd's source tree: pip install" in error
 
 
 def test_serve_dry_run_takes_flags_over_everything(pdd: Pdd, tmp_path: Path) -> None:

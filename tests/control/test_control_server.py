@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from pdd.control import paths, schema
+from pdd.control import app, paths, schema, server
 from pdd.control.client import Client
 from pdd.errors import AccessDenied, DaemonNotRunning, RefusedInState, TimedOut, VersionMismatch
 from tests.control import fake_daemon
@@ -97,11 +98,13 @@ def test_rates_come_from_the_totals(daemon: Daemon, client: Client) -> None:
 # -- what changes something --------------------------------------------------------------------------------------------
 def test_cancel_show_and_unknown_id(daemon: Daemon, client: Client) -> None:
     assert client.get("/v1/requests/r-1", private=True)["pages"] == {"have": 44, "need": 57}
-    assert client.delete("/v1/requests/r-1")["id"] == "r-1"
+    assert client.delete("/v1/requests/r-1") == {"schema": "pdd.cancel/1", "ids": ["r-1"], "cancelled": True}
     assert "r-1" not in daemon.source.live
-    with pytest.raises(RefusedInState, match="no live request r-1") as caught:
-        client.delete("/v1/requests/r-1")
-    assert caught.value.exit_code == 5
+    assert client.delete("/v1/requests/r-1") == {"schema": "pdd.cancel/1", "ids": ["r-1"], "cancelled": False}
+    for method in (client.delete, lambda path: client.get(path, private=True)):
+        with pytest.raises(RefusedInState, match="no request r/9") as caught:
+            method("/v1/requests/r%2F9")
+        assert (caught.value.exit_code, caught.value.id) == (5, "E351")
 
 
 def test_drain_and_resume(daemon: Daemon, client: Client) -> None:
@@ -109,12 +112,12 @@ def test_drain_and_resume(daemon: Daemon, client: Client) -> None:
     assert client.post("/v1/drain")["state"] == "drained"
     assert daemon.source.drained_with == [7.0, None]
     assert client.post("/v1/resume")["state"] == "ready"
-    with pytest.raises(RefusedInState, match="not draining"):
-        client.post("/v1/resume")
+    assert client.post("/v1/resume")["state"] == "ready"  # a write that is sent again does no harm
     daemon.source.refuse_drain = True
-    with pytest.raises(RefusedInState) as caught:
-        client.post("/v1/drain")
-    assert caught.value.hint == "Wait for it."
+    for write in ("drain", "resume"):
+        with pytest.raises(RefusedInState) as caught:
+            client.post(f"/v1/{write}")
+        assert caught.value.hint == "Wait for it."
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_an_oversized_body_is_refused(daemon: Daemon) -> None:
     assert ask(path, "POST", "/v1/drain", {"Pdd-Client": "t"}, b" " * ((1 << 20) + 1))[0] == 413
     pieces = (b" " * 65536 for _ in range(32))  # chunked: no length to look at
     status, problem = ask(path, "POST", "/v1/drain", {"Pdd-Client": "t"}, pieces)
-    assert (status, "at most" in problem["detail"]) == (400, True)
+    assert (status, problem["id"], "at most" in problem["detail"]) == (413, "E413", True)
     assert daemon.source.drained_with == []
 
 
@@ -242,6 +245,101 @@ def test_stop_ends_open_streams_at_once(daemon: Daemon, client: Client) -> None:
     stopper.join()
     assert time.monotonic() - began < 10  # far from the interval: the stream raced the stop
     assert not (daemon.directory / "status.sock").exists()
+
+
+def test_a_path_with_a_slash_too_many_is_a_problem_not_a_redirect(daemon: Daemon) -> None:
+    status, problem = ask(daemon.directory / "status.sock", "GET", "/v1/status/")
+    assert (status, problem["id"]) == (404, "E352")
+
+
+@pytest.mark.parametrize(("method", "allowed"), [("POST", "GET"), ("DELETE", "GET"), ("PUT", "GET, POST, DELETE")])
+def test_a_wrong_method_says_which_are_right(daemon: Daemon, method: str, allowed: str) -> None:
+    connection = Raw(daemon.directory / "control.sock")
+    connection.request(method, "/v1/status", headers={"Pdd-Client": "t"})
+    response = connection.getresponse()
+    assert response.status == 405
+    assert set(allowed.split(", ")) <= set(response.headers["Allow"].split(", "))
+    assert json.loads(response.read())["id"] == "E353"
+    connection.close()
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+def test_streams_are_bounded_per_socket(daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MAX_STREAMS", 2)
+    lines = [client.stream("/v1/events?interval=60s", idle_timeout=10) for _ in range(3)]
+    for each in lines[:2]:
+        next(each)
+    with pytest.raises(RefusedInState, match="2 event streams are open") as caught:
+        next(lines[2])
+    assert caught.value.id == "E429"
+    assert next(client.stream("/v1/events", private=True))["type"] == "snapshot"  # the other socket counts its own
+    lines[0].close()
+    daemon.changed()  # the daemon notices that a reader left when it has something to say
+    daemon.source.uptime += 1
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            assert next(client.stream("/v1/events", idle_timeout=10))["type"] == "snapshot"
+            return
+        except RefusedInState:
+            time.sleep(0.05)
+    pytest.fail("the slot of a reader that left was not given back")
+
+
+def test_connections_are_bounded_per_socket(daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_MAX_CONNECTIONS", 3)
+    silent = [paths.connect(daemon.directory / "status.sock", 5) for _ in range(4)]
+    assert silent[3].recv(1) == b""  # closed at once
+    with pytest.raises(DaemonNotRunning):
+        client.get("/v1/status")
+    assert client.get("/v1/requests", private=True)["requests"]  # the other socket is not concerned
+    for stream in silent:
+        stream.close()
+    assert _soon(lambda: client.get("/v1/status"))["state"] == "ready"
+
+
+def test_a_connection_that_says_nothing_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_HEADER_SECONDS", 0.2)
+    with fake_daemon.running(tmp_path / "run") as daemon:
+        silent = paths.connect(daemon.directory / "status.sock", 10)
+        half = paths.connect(daemon.directory / "status.sock", 10)
+        half.sendall(b"GET /v1/status HTTP/1.1\r\nHost:")
+        assert silent.recv(1) == half.recv(1) == b""
+        silent.close()
+        half.close()
+        lines = Client(daemon.directory).stream("/v1/events?interval=100ms", idle_timeout=10)
+        for _ in range(5):  # one that has asked lives on
+            daemon.source.uptime += 1
+            next(lines)
+        lines.close()
+
+
+def test_a_reader_that_is_stuck_is_dropped_in_the_end(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "STUCK_SECONDS", 0.3)
+    stalled = paths.connect(daemon.directory / "control.sock", 5)
+    stalled.sendall(b"GET /v1/events?topics=requests&interval=100ms HTTP/1.1\r\nHost: pdd\r\n\r\n")
+    daemon.source.live = {f"r-{i}": "running" for i in range(2000)}
+    sizes = []
+
+    def dropped() -> bool:
+        daemon.source.live[f"r-{len(daemon.source.live)}"] = "running"  # another large delta
+        sizes.append(len(daemon.server_connections()))
+        return len(sizes) > 5 and sizes[-1] == 0
+
+    _soon(dropped, seconds=30)
+    assert max(sizes) == 1
+    stalled.close()
+
+
+def _soon(attempt: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """What `attempt` gives once it neither fails nor gives nothing."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(DaemonNotRunning):
+            if found := attempt():
+                return found
+        time.sleep(0.05)
+    raise AssertionError("it did not come")
 
 
 def test_a_reader_that_does_not_read_queues_nothing(daemon: Daemon, client: Client) -> None:

@@ -162,3 +162,25 @@ def test_requests_and_show_agree_on_both_nodes(nodes: tuple[Node, Node]) -> None
     assert (there["state"], there["peer"], there["kind"]) == ("finished", "d0", "prefill")
     assert page_sum_holds(p0.wait_idle())
     assert re.fullmatch(r"[0-9a-f-]+", request_id)
+
+
+def test_a_request_is_found_by_every_id_that_its_client_saw(nodes: tuple[Node, Node]) -> None:
+    p0, d0 = nodes
+    body = json.dumps({"model": model_name(d0.url), "prompt": prompt_of(SHORT, 6), "max_tokens": 2, "n": 1}).encode()
+    headers = {"content-type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(f"{d0.url}/v1/completions", body, headers), timeout=60) as answer:
+        own, whole = answer.headers["x-request-id"], json.load(answer)["id"]
+    assert own.removeprefix("req-") == whole.removeprefix("cmpl-")
+    named = urllib.request.Request(f"{d0.url}/v1/completions", body, {**headers, "X-Request-Id": "batch/7#1"})
+    with urllib.request.urlopen(named, timeout=60) as answer:
+        assert answer.headers["x-request-id"] == "batch/7#1"
+        second = json.load(answer)["id"].removeprefix("cmpl-")
+    first = whole.removeprefix("cmpl-")
+    for wanted, found in ((own, first), (whole, first), (first[:12], first), ("batch%2F7%231", second), ("batch", second)):
+        row = d0.control(f"/v1/requests/{wanted}")
+        assert (row["id"], row["state"]) == (found, "finished")
+    assert row["client_request_id"] == "batch/7#1"
+    assert p0.control(f"/v1/requests/{whole}")["kind"] == "prefill"
+    assert d0.control(f"/v1/requests/{second}", method="DELETE") == {
+        "schema": "pdd.cancel/1", "ids": [second], "cancelled": False,
+    }

@@ -233,8 +233,8 @@ def test_a_missing_native_core_is_told(model: Path) -> None:
         while isinstance(failed := channel.receive(60), RankProgress):
             pass
         assert isinstance(failed, RankFailed)
-        assert "native core is not built" in failed.message
-        assert process.wait(10) == EXIT_ENGINE_DIED
+        assert "native core cannot be loaded" in failed.message
+        assert process.wait(10) == EXIT_CONFIG
 
 
 def test_a_bad_plan_is_told_and_ends_the_rank(model: Path) -> None:

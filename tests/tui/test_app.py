@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from pdd.control.client import Client
-from pdd.tui import view
+from pdd.tui import draw, view
 from pdd.tui.app import Arrived, Lost, PddTop
 from tests.control import fake_daemon
 from tests.tui.frames import recorded, scene_of
@@ -223,6 +223,32 @@ def test_the_terminal_is_restored(tmp_path: Path, how: str) -> None:
             assert b"Traceback" not in terminal.output
         finally:
             terminal.close()
+
+
+@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "vt100"}, {"LANG": "C", "PYTHONUTF8": "0", "LC_ALL": "C"}])
+def test_poor_terminals_show_it_too(tmp_path: Path, env: dict[str, str]) -> None:
+    with fake_daemon.running(tmp_path / "run"):
+        terminal = Terminal(tmp_path / "run", **env)
+        try:
+            terminal.read_until(b"READY")
+            os.write(terminal.master, b"q")
+            assert terminal.finish() == 0
+            assert b"Traceback" not in terminal.output
+        finally:
+            terminal.close()
+
+
+async def test_a_bug_ends_it_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(*arguments: object) -> list[draw.Line]:
+        raise ZeroDivisionError("drawing")
+
+    monkeypatch.setattr(view, "frame", broken)
+    app = make(Clock())
+    with pytest.raises(ZeroDivisionError):
+        async with app.run_test(size=(80, 24)):
+            pass
+    assert isinstance(app.crash, ZeroDivisionError)
+    assert "locals" not in "".join(capsys.readouterr())
 
 
 def test_no_daemon_is_an_error_line_not_a_screen(tmp_path: Path) -> None:

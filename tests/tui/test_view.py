@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pdd.tui import view
+from pdd.metrics import PAGE_STATES
+from pdd.tui import draw, view
 from pdd.tui.rates import History
 from tests.tui.frames import check_frame, recorded, scene_of
 
-SIZES = [(80, 24), (100, 30), (160, 48), (50, 12)]
+SIZES = [(80, 24), (100, 30), (160, 48), (200, 60), (50, 12)]
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -23,7 +24,7 @@ def test_a_frame_at_each_size(width: int, height: int) -> None:
 
 
 def test_ascii_frame() -> None:
-    text = view.text(view.frame(scene_of(recorded()), 80, 24, view.ASCII))
+    text = view.text(view.frame(scene_of(recorded()), 80, 24, draw.ASCII))
     assert text.isascii()
     check_frame("view-ascii-80x24", text)
 
@@ -49,7 +50,7 @@ def test_data_asked_for_at_a_longer_interval_is_not_stale_at_a_shorter_one() -> 
     assert not view.is_stale(dataclasses.replace(scene, patience=10.0))
 
 
-@pytest.mark.parametrize("width", range(78, 101))
+@pytest.mark.parametrize("width", range(80, 101))
 def test_a_number_is_shown_whole_or_not_at_all(width: int) -> None:
     lines = recorded()
     status = lines[0]["docs"]["status"]
@@ -62,6 +63,69 @@ def test_a_number_is_shown_whole_or_not_at_all(width: int) -> None:
         assert re.search(f" {label} {number}", text), text
     assert not re.search(r"max (?!1 024 )", text), text
     assert "SmolLM2" not in text or "SmolLM2-135M-Instruct " in text
+
+
+PAGES = {"total": 6_000_021, "free": 1_234_567, "cached": 999_999, "reserved": 123_456, "running": 3_100_000,
+         "sending": 541_999, "quarantined": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", range(80, 121))
+@pytest.mark.parametrize("quarantined", [0, 7, 1234, 2_000_000])
+def test_page_counts_are_never_cut(width: int, quarantined: int) -> None:
+    lines = recorded()
+    lines[0]["docs"]["status"] |= {"pages": {**PAGES, "quarantined": quarantined}, "running": 1_234_567}
+    text = view.text(view.frame(scene_of(lines[:1]), width, 24))
+    panel = "\n".join(row.rsplit("││", 1)[-1].rsplit("┐┌", 1)[-1] for row in text.splitlines())
+    assert " pages  6 000 021 ─" in panel
+    for state in PAGE_STATES:
+        shown = re.search(rf"{state} +([0-9. ]*[0-9])([kMG]?)(  |$| [a-z│])", panel, re.M)
+        number = quarantined if state == "quarantined" else PAGES[state]
+        assert shown, (state, panel)
+        value = float(shown[1].replace(" ", "")) * {"": 1, "k": 1e3, "M": 1e6}[shown[2]]
+        assert value == number or (shown[2] and value == pytest.approx(number, rel=0.2)), (state, panel)
+    assert "running     1.23M " in text
+
+
+@pytest.mark.parametrize("width", range(80, 121))
+def test_page_counts_of_a_small_pool_are_exact(width: int) -> None:
+    lines = recorded()
+    pages = {"total": 99_999, "free": 60_000, "cached": 1000, "reserved": 500, "running": 38_000, "sending": 490, "quarantined": 9}
+    lines[0]["docs"]["status"] |= {"pages": pages}
+    text = view.text(view.frame(scene_of(lines[:1]), width, 24))
+    for shown in ("free 60 000 ", "cached 1 000 ", "reserved 500 ", "sending 490 ", "quarantined 9 "):
+        assert shown in text
+    assert re.search("running 38( 000|k|.0k) ", text)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 40), (120, 40), (160, 48), (200, 60)])
+def test_the_charts_take_the_rows_that_are_left(width: int, height: int) -> None:
+    rows = view.text(view.frame(scene_of(recorded()), width, height)).splitlines()
+    blank = [row for row in rows if not row.strip()]
+    assert (len(rows), blank) == (height, [])
+
+
+def test_problems_are_not_pushed_out_by_many_peers() -> None:
+    lines = recorded()
+    status = lines[0]["docs"]["status"]
+    status |= {"peers": status["peers"][:1] * 128, "reasons": ["no prefiller is up"]}
+    for width, height in ((80, 24), (60, 24), (160, 48)):
+        text = view.text(view.frame(scene_of(lines[:1]), width, height))
+        assert "! no prefiller is up" in text
+        listed = text.count(status["peers"][0]["name"][:14])
+        assert f"and {128 - listed} more; `pdd peers` lists all" in text
+
+
+@pytest.mark.parametrize("num_peers", [0, 1, 2, 3, 12])
+@pytest.mark.parametrize("width", [60, 100])
+def test_a_picture_for_a_pipe_is_as_tall_as_it_needs_to_be(num_peers: int, width: int) -> None:
+    lines = recorded()
+    status = lines[0]["docs"]["status"]
+    status |= {"peers": status["peers"][:1] * num_peers}
+    rows = view.text(view.picture(scene_of(lines[:1]), width)).splitlines()
+    assert all(row.strip() for row in rows)
+    assert sum(row.startswith(" p0 ") for row in rows) == num_peers
+    assert ("no peers" in rows[-1]) == (num_peers == 0)
+    assert len(rows) == (13 if width == 100 else 6) + bool(num_peers) + max(num_peers, 1)
 
 
 def test_nothing_yet() -> None:
@@ -101,10 +165,16 @@ def test_every_color_stands_beside_a_sign() -> None:
 
 # -- sparklines --------------------------------------------------------------------------------------------------------
 def test_spark_scales_to_the_largest_and_shows_gaps() -> None:
-    assert view.spark([0, 4, 8], 3, view.UNICODE) == "▁▄█" or view.spark([0, 4, 8], 3, view.UNICODE) == "▁▅█"
-    assert view.spark([1, None, 1], 5, view.UNICODE) == "  █ █"
-    assert view.spark([0, 0], 2, view.UNICODE) == "▁▁"
-    assert view.spark([5], 0, view.UNICODE) == ""
+    assert draw.spark([0, 4, 8], 3, draw.UNICODE) in (["▁▄█"], ["▁▅█"])
+    assert draw.spark([1, None, 1], 5, draw.UNICODE) == ["  █ █"]
+    assert draw.spark([0, 0], 2, draw.UNICODE) == ["▁▁"]
+    assert draw.spark([5], 0, draw.UNICODE) == [""]
+
+
+def test_a_chart_of_several_rows_stands_on_the_lowest() -> None:
+    assert draw.spark([0, None, 5, 8], 6, draw.UNICODE, 2) == ["    ▂█", "  ▁ ██"]
+    assert draw.spark([0, 0], 2, draw.UNICODE, 3) == ["  ", "  ", "▁▁"]
+    assert draw.spark([1, 2], 2, draw.ASCII, 2) == [".#", "##"]
 
 
 # -- history -----------------------------------------------------------------------------------------------------------

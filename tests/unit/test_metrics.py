@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdd.control import schema
@@ -18,7 +17,6 @@ from pdd.metrics import (
     LinkTotals,
     Metrics,
     Snapshot,
-    percentile,
 )
 
 PROMISED = (
@@ -130,13 +128,3 @@ def test_two_nodes_in_one_process_do_not_meet() -> None:
     one, two = Metrics(), Metrics()
     one.requests.labels("stop").inc()
     assert samples(two)["pdd_requests_total", (("outcome", "stop"),)] == 0
-
-
-def test_percentile() -> None:
-    metrics = Metrics()
-    assert percentile(metrics.time_to_first_token, 0.5) is None
-    for _ in range(99):
-        metrics.time_to_first_token.observe(0.2)
-    metrics.time_to_first_token.observe(500)
-    assert 0.1 < percentile(metrics.time_to_first_token, 0.5) < 0.25  # type: ignore[operator]
-    assert percentile(metrics.time_to_first_token, 1.0) == pytest.approx(120)  # the largest bound that is a number

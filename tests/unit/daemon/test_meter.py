@@ -12,6 +12,7 @@ import pytest
 from pdd.config_load import load
 from pdd.daemon import line_rate
 from pdd.daemon.flows import IN, MOST_NAMES, OTHER, OUT, Flows, Names
+from pdd.daemon.latency import Latencies
 from pdd.daemon.ledger import Ledger
 from pdd.daemon.meter import Meter
 from pdd.daemon.node import Node
@@ -23,7 +24,7 @@ JOB = JobDone("r", 7, "d0", True, "", "", 0.0, 1.0, 2.0, 3.0, 99, 28, 4, 4096, 0
 
 
 def meter() -> Meter:
-    made = Meter(Metrics(), Ledger(lambda: 0.0))
+    made = Meter(Metrics(), Ledger(lambda: 0.0), Latencies.new(lambda: 0.0))
     made.goes_via("tcp")
     return made
 

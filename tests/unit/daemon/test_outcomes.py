@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 
 from pdd.api.service import Health, Limits
+from pdd.daemon.latency import Latencies
 from pdd.daemon.ledger import Entry, Ledger
 from pdd.daemon.service import NodeService
 from pdd.engine.request import Finished, FinishReason, GenerateSpec, KvSource, SamplingParams, TokenOutput, Tokens
@@ -27,7 +28,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.service = NodeService(
-            model_name="m", ledger=self.ledger, metrics=self.metrics, max_queue=8, request_timeout=60.0,
+            model_name="m", ledger=self.ledger, metrics=self.metrics, latencies=Latencies.new(lambda: 0.0), max_queue=8, request_timeout=60.0,
             health=lambda: Health(True), metrics_text=lambda: "",
         )  # fmt: skip
         self.service.loaded(None, Limits(100, 100, 100), self, lambda _: KvSource.LOCAL)  # type: ignore[arg-type]
@@ -61,7 +62,7 @@ async def world() -> World:
 
 async def begin(world: World):  # type: ignore[no-untyped-def]
     """A stream that has read its first token."""
-    stream = world.service.generate(PROMPT, SamplingParams(), request_id="r")
+    stream = world.service.generate(PROMPT, SamplingParams(), request_id="r", given_id=None)
     first = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0)
     world.says(Tokens("r", (TokenOutput(5),)))

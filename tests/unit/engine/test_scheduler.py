@@ -8,96 +8,21 @@ from collections.abc import Callable
 import pytest
 
 from pdd.engine.batch import StepPlan
-from pdd.engine.effects import Decision, Effect, SinkArm, SinkClose, SinkOpen
-from pdd.engine.limits import SchedulerLimits
+from pdd.engine.effects import SinkArm, SinkClose, SinkOpen
 from pdd.engine.record import TRANSITIONS, Misuse
 from pdd.engine.request import (
     Finished,
     FinishReason,
-    GenerateSpec,
     KvAbandoned,
     KvOutcome,
     KvReserved,
     KvSource,
-    PrefillSpec,
     RequestState,
-    Tokens,
 )
-from pdd.engine.scheduler import Scheduler
-from pdd.errors import Overloaded, PromptTooLong, RequestTimeout
-from pdd.kv.pool import PagePool
-from pdd.states import Change, Recorder, record_nothing
-from tests.engine_fakes import FakeExecutor, RecordingSink, entries, generate, oracle, prefill
-
-PAGE = 4
-
-
-class Node:
-    """A scheduler with ranks, driven by hand."""
-
-    def __init__(
-        self, num_pages: int = 16, *, recorder: Recorder = record_nothing, ids: Callable[[], int] | None = None,
-        **limits: object,
-    ) -> None:
-        self.pool = PagePool(num_pages)
-        defaults = {"page_size": PAGE, "max_context": 1000}
-        self.scheduler = Scheduler(
-            self.pool, SchedulerLimits(**(defaults | limits)), recorder=recorder, ids=ids  # type: ignore[arg-type]
-        )
-        self.executor = FakeExecutor(num_pages, PAGE)
-        self.now = 0.0
-        self.events: list[Effect] = []
-        self.outputs: dict[str, list[int]] = {}
-
-    def submit(self, *specs: GenerateSpec | PrefillSpec) -> None:
-        for spec in specs:
-            self._note(self.scheduler.submit(spec, self.now))
-
-    def step(self) -> Decision:
-        decision = self.scheduler.schedule(self.now)
-        self._note(decision.effects)
-        if decision.plan is not None:
-            result = self.executor.execute(decision.plan)
-            self._note(self.scheduler.complete(decision.plan, result, self.now))
-        self.pool.check_integrity()
-        return decision
-
-    def run(self, steps: int = 1000) -> None:
-        for _ in range(steps):
-            if self.step().plan is None:
-                return
-
-    def fetch(self, request_id: str) -> KvReserved:
-        """Lets the remote KV of the request's open attempt arrive whole."""
-        event = self.reserved(request_id)
-        for position, kv in enumerate(entries(event.tokens)):
-            self.executor.memory[self.executor.slot(event.pages, position)] = kv
-        self._note(self.scheduler.kv_settled(event.attempt, KvOutcome.WHOLE, None, None, self.now))
-        return event
-
-    def settle(self, attempt: int, outcome: KvOutcome, retry: KvSource | None = None,
-               error: Exception | None = None) -> None:
-        self._note(self.scheduler.kv_settled(attempt, outcome, retry, error, self.now))
-
-    def abort(self, request_id: str) -> None:
-        self._note(self.scheduler.abort(request_id, self.now))
-
-    def reserved(self, request_id: str) -> KvReserved:
-        return [e for e in self.events if isinstance(e, KvReserved) and e.request_id == request_id][-1]
-
-    def finished(self, request_id: str) -> Finished | None:
-        found = [e for e in self.events if isinstance(e, Finished) and e.request_id == request_id]
-        assert len(found) <= 1
-        return found[0] if found else None
-
-    def state(self, request_id: str) -> RequestState:
-        return self.scheduler.records[request_id].state
-
-    def _note(self, effects: tuple[Effect, ...] | list[Effect]) -> None:
-        self.events += effects
-        for effect in effects:
-            if isinstance(effect, Tokens):
-                self.outputs.setdefault(effect.request_id, []).extend(output.token for output in effect.outputs)
+from pdd.errors import Overloaded, PromptTooLong
+from pdd.states import Change
+from tests.engine_fakes import RecordingSink, generate, oracle, prefill
+from tests.unit.engine.node import PAGE, Node
 
 
 def shares(plan: StepPlan | None) -> dict[int, int]:
@@ -407,70 +332,6 @@ def test_an_abort_in_any_state_frees_everything_at_once(state: str) -> None:
     node.submit(generate("next", 4, 1))
     node.run()
     assert len(node.executor.rows) == 1  # the ranks have forgotten the others
-
-
-def test_a_request_that_is_not_admitted_in_time_expires() -> None:
-    node = Node(num_pages=4, queue_timeout=5.0)
-    node.submit(generate("hold", 9, 8))
-    node.step()
-    node.now = 1.0
-    node.submit(generate("late", 9, 2))
-    assert node.step().wake_at == 6.0
-    node.now = 6.0
-    assert node.step().expired == ("late",)
-    assert isinstance(node.finished("late").error, RequestTimeout)  # type: ignore[union-attr]
-
-
-def test_a_queue_of_prefills_longer_than_the_timeout_is_done_to_its_end() -> None:
-    """A step a second, a timeout of three: the decoders of those at the back see the queue move, and wait."""
-    node = Node(num_pages=4, queue_timeout=3.0, max_batch_tokens=8)
-    names = [f"p{i}" for i in range(10)]
-    node.submit(*(prefill(name, 13, salt=i) for i, name in enumerate(names)))
-    node.submit(generate("late", 13, 2))
-    for _ in range(100):
-        decision = node.step()
-        assert decision.expired in ((), ("late",))
-        for name, record in list(node.scheduler.records.items()):
-            if record.state is RequestState.SENDING:
-                node.scheduler.prefill_settled(name, node.now)
-        node.now += 1.0
-    assert {name: node.finished(name).reason for name in names} == dict.fromkeys(names, FinishReason.STOP)  # type: ignore[union-attr]
-    assert isinstance(node.finished("late").error, RequestTimeout)  # type: ignore[union-attr]
-    assert [e.completed for e in node.events if isinstance(e, SinkClose)] == [True] * 10
-
-
-def test_a_prefill_alone_sets_no_alarm() -> None:
-    node = Node(num_pages=4, queue_timeout=3.0)
-    node.submit(prefill("p", 13), prefill("q", 13))
-    node.run()
-    assert node.state("q") is RequestState.WAITING
-    assert node.step().wake_at is None
-    node.abort("q")  # its decoder has had enough
-    assert node.finished("q").reason is FinishReason.ABORT  # type: ignore[union-attr]
-
-
-def test_a_request_that_started_never_expires() -> None:
-    node = Node(num_pages=4, queue_timeout=5.0)
-    node.submit(generate("a", 4, 12), generate("b", 4, 12, salt=1))
-    preempted: list[str] = []
-    while not preempted:
-        preempted += node.step().preempted
-    node.now = 100.0
-    node.run()
-    assert node.finished("b").reason is FinishReason.LENGTH  # type: ignore[union-attr]
-
-
-def test_a_request_that_started_never_expires_behind_one_that_did_not() -> None:
-    node = Node(num_pages=4, queue_timeout=5.0)
-    node.submit(generate("a", 4, 12), generate("big", 16, 1), generate("b", 4, 12, salt=1))
-    preempted: list[str] = []
-    while not preempted:
-        preempted += node.step().preempted
-    assert preempted == ["b"]
-    node.now = 5.0
-    assert node.step().expired == ("big",)
-    node.run()
-    assert node.finished("b").reason is FinishReason.LENGTH  # type: ignore[union-attr]
 
 
 def test_a_victim_does_not_come_back_into_the_pages_it_gave_up() -> None:

@@ -1,0 +1,42 @@
+"""What the daemon implements for the control server."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from pdd.control.schema import Cancelled, Peers, Request, Requests, Status, TransferList
+
+
+class StatusSource(Protocol):
+    """What the daemon implements for the control server. Called on the main loop; each call returns at once."""
+
+    def status(self) -> Status: ...
+
+    def requests(self) -> Requests: ...
+
+    def request(self, wanted: str) -> Request:
+        """One request, live or lately finished, in detail. `wanted`: any form of its id, or a prefix of one.
+
+        Raises NoSuchRequest, AmbiguousRequest.
+        """
+
+    def peers(self) -> Peers: ...
+
+    def transfers(self) -> TransferList: ...
+
+    def topology(self) -> dict[str, Any]:
+        """A pdd.topology/1 document (pdd.topology.report.document)."""
+
+    def config(self) -> dict[str, Any]:
+        """A pdd.config/1 document (pdd.config_load.explained)."""
+
+    def metrics_text(self) -> str: ...
+
+    def drain(self, timeout: float | None) -> None:
+        """Starts to drain; again while draining only moves the deadline. Raises RefusedInState when it cannot."""
+
+    def resume(self) -> None:
+        """Takes new work again, if it did not. Raises RefusedInState when it cannot."""
+
+    def cancel(self, wanted: str) -> Cancelled:
+        """Ends the live choices of one request as if its client had left. Raises as `request` does."""

@@ -1,0 +1,57 @@
+"""Writes docs/api/NAME.json, the JSON Schema of every document of the control API and the command line.
+
+Run it after a change of pdd/control/schema.py or pdd/commands/documents.py; a test fails until it was.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+import msgspec
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from pdd.commands import documents as printed  # noqa: E402
+from pdd.control import schema as api  # noqa: E402
+
+DOCUMENTS: dict[str, Any] = {
+    "status": api.Status,
+    "requests": api.Requests,
+    "request": api.OneRequest,
+    "cancel": api.Cancelled,
+    "peers": api.Peers,
+    "transfers": api.TransferList,
+    "version": api.Version | printed.Versions,
+    "events": api.EventLine,
+    "problem": api.Problem,
+    "error": printed.Error,
+    "config": printed.Settings,
+    "config_check": printed.ConfigCheck,
+    "model_import": printed.ModelImport,
+    "topology_export": printed.TopologyExport,
+}
+
+
+def schema_text(name: str) -> str:
+    """The JSON Schema (2020-12) of one document, as it stands in docs/api."""
+    kinds = DOCUMENTS[name]
+    parts = kinds.__args__ if name == "version" else (kinds,)  # two shapes that msgspec cannot tell apart by itself
+    shapes, components = msgspec.json.schema_components(parts, ref_template="#/$defs/{name}")
+    found = shapes[0] if len(shapes) == 1 else {"anyOf": list(shapes)}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"pdd.{name}/1"}
+    return json.dumps({**head, **found, "$defs": components}, indent=1) + "\n"
+
+
+def main() -> None:
+    directory = ROOT / "docs" / "api"
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in DOCUMENTS:
+        (directory / f"{name}.json").write_text(schema_text(name))
+
+
+if __name__ == "__main__":
+    main()
