@@ -1,4 +1,4 @@
-"""Decode attention over paged KV, on addresses. The caller keeps the memory alive and of the stated geometry."""
+"""Attention over paged KV, on addresses. The caller keeps the memory alive and of the stated geometry."""
 
 class DecodeAttention:
     """Owner: one thread. `plan` once per step, then `run` once per layer."""
@@ -16,3 +16,20 @@ class DecodeAttention:
     @property
     def instruction_set(self) -> str:
         """The kernel in use: "x86-64-v4", "x86-64-v3" or "base"."""
+
+class ChunkAttention:
+    """Of prefill chunks, bf16. Owner: one thread."""
+
+    @staticmethod
+    def supported() -> bool:
+        """Whether this CPU has what the kernel needs (AVX512_BF16)."""
+    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, page_size: int, num_pages: int,
+                 threads: int) -> None:
+        """Raises ValueError when head_dim is no multiple of 32, heads do not form whole groups, or the CPU lacks it."""
+    def run(self, layer: int, table: int, num_table: int, start: int, qo_len: int, q: int, q_stride: int,
+            out: int) -> None:
+        """Queries at positions [start, start + qo_len), each over the keys up to its own position.
+
+        layer: the layer's pages `[pages, kv_heads, 2, page_size, head_dim]`. table: int64 `[num_table]` page numbers.
+        q: rows `[num_heads, head_dim]`, `q_stride` values apart. out: `[qo_len, num_heads, head_dim]`. Raises IndexError
+        for a page that the region does not have, or too few of them."""

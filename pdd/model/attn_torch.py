@@ -26,6 +26,15 @@ class RowsAttention(Protocol):
         """Writes the attention of `[len(rows), num_heads, head_dim]` queries into `out` of the same shape."""
 
 
+class SegmentsAttention(Protocol):
+    """Attention of rows with more than one token, which see their own earlier tokens. `plan` once per step, then `run`."""
+
+    def plan(self, segments: tuple[Segment, ...]) -> None: ...
+
+    def run(self, layer: int, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
+        """Writes the attention of the segments' queries into their places in `out`; arguments as of Attention.run."""
+
+
 class TorchAttention:
     """See the module's docstring. Not safe for use by several threads."""
 
@@ -38,10 +47,13 @@ class TorchAttention:
         # Tile numbers within a page: head h has K at 2h and V at 2h + 1.
         self._append_tiles = torch.cat([2 * heads, 2 * heads + 1])  # [2 * heads]: the order of run()'s kv
         self._tiles = Tiles(layout, kv)
-        self._single = self._rows_attention(kv)
+        self._single, self._several = self._rows_attention(kv), self._segments_attention(kv)
 
     def _rows_attention(self, kv: torch.Tensor) -> RowsAttention:
         return TorchRowsAttention(self._layout, self._tiles, self._num_heads)
+
+    def _segments_attention(self, kv: torch.Tensor) -> SegmentsAttention:
+        return TorchSegmentsAttention(self._layout, self._tiles)
 
     def plan(self, batch: Batch) -> None:
         layout = self._layout
@@ -50,33 +62,14 @@ class TorchAttention:
         self._num_decode, self._logits = len(batch.decode), batch.logits
         if self._num_decode:
             self._single.plan(batch.decode)
-        self._segments: list[tuple[Segment, torch.Tensor | None, torch.Tensor | None]] = []
-        for segment in batch.segments:
-            if segment.start == 0:  # nothing earlier: the chunk's own K and V are all there is
-                self._segments.append((segment, None, None))
-                continue
-            index = self._tiles.index(torch.from_numpy(segment.table)[None, :])
-            query = torch.arange(segment.start, segment.kv_len)
-            visible = torch.arange(segment.kv_len)[None, :] <= query[:, None]  # causal, shifted by `start`
-            self._segments.append((segment, index, visible))
+        self._several.plan(batch.segments)
 
     def run(self, layer: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
-        kv_heads = self._layout.num_kv_heads
         self.append(layer, kv)
         out = torch.empty(q.shape, dtype=q.dtype)
         if self._num_decode:
             self._single.run(layer, q[: self._num_decode], out[: self._num_decode])
-        for segment, index, visible in self._segments:
-            query = q[segment.begin : segment.end].transpose(0, 1)[None]  # [1, heads, qo_len, head_dim]
-            if index is None:
-                own = kv[segment.begin : segment.end].transpose(0, 1)[None]
-                k, v = own[:, :kv_heads], own[:, kv_heads:]
-                part = functional.scaled_dot_product_attention(query, k, v, is_causal=True, enable_gqa=True)
-            else:
-                k, v = self._tiles.gather(layer, index, 1)
-                k, v = k[:, :, : segment.kv_len], v[:, :, : segment.kv_len]
-                part = functional.scaled_dot_product_attention(query, k, v, attn_mask=visible, enable_gqa=True)
-            out[segment.begin : segment.end] = part[0].transpose(0, 1)
+        self._several.run(layer, q, kv, out)
         return out.view(-1, self._num_heads * self._layout.head_dim)
 
     def append(self, layer: int, kv: torch.Tensor) -> None:
@@ -110,6 +103,38 @@ class TorchRowsAttention:
         # query heads of a KV head together
         grouped = q.reshape(rows, self._layout.num_kv_heads, -1, self._layout.head_dim)
         out.copy_(functional.scaled_dot_product_attention(grouped, k, v, attn_mask=self._mask).view(out.shape))
+
+
+class TorchSegmentsAttention:
+    """SegmentsAttention that gathers what came before a chunk."""
+
+    def __init__(self, layout: KvLayout, tiles: Tiles) -> None:
+        self._layout, self._tiles = layout, tiles
+
+    def plan(self, segments: tuple[Segment, ...]) -> None:
+        self._segments: list[tuple[Segment, torch.Tensor | None, torch.Tensor | None]] = []
+        for segment in segments:
+            if segment.start == 0:  # nothing earlier: the chunk's own K and V are all there is
+                self._segments.append((segment, None, None))
+                continue
+            index = self._tiles.index(torch.from_numpy(segment.table)[None, :])
+            query = torch.arange(segment.start, segment.kv_len)
+            visible = torch.arange(segment.kv_len)[None, :] <= query[:, None]  # causal, shifted by `start`
+            self._segments.append((segment, index, visible))
+
+    def run(self, layer: int, q: torch.Tensor, kv: torch.Tensor, out: torch.Tensor) -> None:
+        kv_heads = self._layout.num_kv_heads
+        for segment, index, visible in self._segments:
+            query = q[segment.begin : segment.end].transpose(0, 1)[None]  # [1, heads, qo_len, head_dim]
+            if index is None:
+                own = kv[segment.begin : segment.end].transpose(0, 1)[None]
+                k, v = own[:, :kv_heads], own[:, kv_heads:]
+                part = functional.scaled_dot_product_attention(query, k, v, is_causal=True, enable_gqa=True)
+            else:
+                k, v = self._tiles.gather(layer, index, 1)
+                k, v = k[:, :, : segment.kv_len], v[:, :, : segment.kv_len]
+                part = functional.scaled_dot_product_attention(query, k, v, attn_mask=visible, enable_gqa=True)
+            out[segment.begin : segment.end] = part[0].transpose(0, 1)
 
 
 class Tiles:

@@ -135,3 +135,40 @@ def test_other_geometries_are_refused(changes: dict[str, int]) -> None:
     fields = dict(num_heads=2, num_kv_heads=2, head_dim=16, page_size=16, num_pages=1, bf16=False, threads=1) | changes
     with pytest.raises(ValueError, match="multiple of 16"):
         native.DecodeAttention(**fields)
+
+
+@pytest.mark.skipif(not native.ChunkAttention.supported(), reason="this CPU has no AVX512_BF16")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("start", "length"), [(0, 2), (0, 16), (0, 63), (0, 200), (1, 2), (15, 66), (130, 65), (256, 128)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "page_size"), [(9, 3, 64, 16), (4, 4, 32, 8), (8, 1, 128, 64)])
+def test_chunks_equal_torch(heads: int, kv_heads: int, head_dim: int, page_size: int, start: int, length: int, threads: int,
+                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around the edges of pages, of groups of 16 and blocks of 128 keys, of 8 and 64 queries; pages scattered."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    layout = KvLayout(2, 80, kv_heads, page_size, head_dim, "bfloat16")
+    assert attn_native.supports_chunks(layout)
+    generator = torch.Generator().manual_seed(start + length)
+    kv = torch.randn(layout.shape, generator=generator).to(torch.bfloat16)
+    table = np.random.default_rng(start).permutation(layout.num_pages)[: layout.num_pages_for(start + length)]
+    positions = torch.arange(start, start + length)
+    pages = torch.from_numpy(table)[positions // page_size]
+    segment = Segment(0, length, start, table)
+    batch = Batch(positions, positions, pages, positions % page_size, NO_ROWS, (segment,), None, NO_ROWS)
+    fused = (torch.randn(length, heads + 2 * kv_heads, head_dim, generator=generator) * 2).to(torch.bfloat16)
+    outs = []
+    for backend in (TorchAttention, NativeAttention):
+        attention = backend(layout, kv.clone(), heads)
+        attention.plan(batch)
+        outs.append(attention.run(1, fused[:, :heads], fused[:, heads:]))
+    torch.testing.assert_close(outs[1], outs[0], atol=0.04, rtol=0.04)
+
+
+@pytest.mark.skipif(not native.ChunkAttention.supported(), reason="this CPU has no AVX512_BF16")
+@pytest.mark.parametrize(("pages", "start", "length", "message"), [
+    ([0, 80], 0, 20, "names page 80 of 80"), ([0, -1], 0, 20, "names page -1"), ([0, 1], 0, 33, r"\[0, 33\) does not fit 2"),
+    ([0, 1], -1, 5, "does not fit"), ([0, 1], 0, 0, "does not fit")])
+def test_a_chunk_that_leaves_the_region_is_refused(pages: list[int], start: int, length: int, message: str) -> None:
+    kernel = native.ChunkAttention(num_heads=1, num_kv_heads=1, head_dim=32, page_size=16, num_pages=80, threads=1)
+    table = np.array(pages, np.int64)
+    with pytest.raises(IndexError, match=message):
+        kernel.run(0, table.ctypes.data, len(table), start, length, 0, 32, 0)
