@@ -308,7 +308,6 @@ class Node:
         if self._control is not None:
             self._control.changed()
 
-    # -- stop ---------------------------------------------------------------------------------------------------------
     def rates(self) -> RateWindows:
         """Of the last seconds."""
         return RateWindows() if self._control is None else self._control.rates
@@ -325,6 +324,7 @@ class Node:
             self.engine.abort(engine_id)
         return bool(found)
 
+    # -- stop ---------------------------------------------------------------------------------------------------------
     async def close(self) -> None:
         """Takes everything down. Bounded; idempotent. A part that fails to close is logged and keeps no other open."""
         self.drain.close()

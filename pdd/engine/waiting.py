@@ -7,9 +7,9 @@ for many pages, and after that time nobody new passes, so pages add up until it 
 which cannot starve it: they are no more than there were when the passing ended.
 
 A request that was never admitted is dropped at its deadline; one that has started is not, however long it waits: the
-stream's own bound is the time between two tokens (scheduler.request_timeout). A
-prefill-only request has no deadline here: its decoder has one, which knows that a queue that moves is progress, and
-takes the request back (an abort) when nothing does.
+stream's own bound is the time between two tokens (scheduler.request_timeout). A prefill-only request has no deadline
+here: its decoder has one, which knows that a queue that moves is progress, and takes the request back (an abort) when
+nothing does.
 """
 
 from __future__ import annotations

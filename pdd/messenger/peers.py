@@ -3,8 +3,7 @@
 Membership is a list of addresses, which may be replaced at any time. Every address has one task, which nothing but the
 end of its membership ends: dial, run the link, wait, dial again. A peer that is replaced or restarted is met again by
 the next dial, as a new epoch, with a new endpoint; the old link's fence may still be on its way then, and does not
-delay the new one. The table does not choose a peer for an attempt and knows
-nothing of attempts.
+delay the new one. The table does not choose a peer for an attempt and knows nothing of attempts.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class AttemptDone:
     peer: str  # "" when nobody was asked
     whole: bool
     why: str
-    reason: str  # "" when whole; else refused, failed, cancelled, stalled, peer_lost, overrun
+    reason: str  # "" when whole; else one of metrics.FAILURE_REASONS
     asked: float | None
     finished: float
     units: int  # counted
