@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from pdd import metrics
 from pdd.api.body import BodyReader
 from pdd.api.edge import Edge
 from pdd.api.error_response import RETRY_AFTER_SECONDS, status_response
@@ -113,7 +114,7 @@ class _Handlers:
         return _json({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._service.metrics_text(), media_type="text/plain; version=0.0.4")
+        return Response(self._service.metrics_text(), headers={"content-type": metrics.CONTENT_TYPE})
 
     async def version(self, request: Request) -> Response:
         return _json({"version": self._version})

@@ -74,13 +74,13 @@ class NodeService:
     @property
     def limits(self) -> Limits:
         if self._limits is None:
-            raise NotReady("the model is still being loaded", hint="GET /health/ready tells when it is done")
+            raise _loading()
         return self._limits
 
     @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise NotReady("the model is still being loaded", hint="GET /health/ready tells when it is done")
+            raise _loading()
         return self._tokenizer
 
     @property
@@ -91,7 +91,7 @@ class NodeService:
         if self._draining:
             raise Draining("this node is draining and takes no new work", hint="another node behind the same name will")
         if self._inbox is None:
-            raise NotReady("the model is still being loaded", hint="GET /health/ready tells when it is done")
+            raise _loading()
         if self._num_silent >= self._max_queue:
             raise Overloaded(
                 f"{self._num_silent} requests wait already (scheduler.max_queue = {self._max_queue})",
@@ -195,6 +195,10 @@ class NodeService:
     @property
     def request_timeout(self) -> float:
         return self._request_timeout
+
+
+def _loading() -> NotReady:
+    return NotReady("the model is still being loaded", hint="GET /health/ready tells when it is done")
 
 
 class _Stream:

@@ -50,6 +50,7 @@ from pdd.engine.request import (
 )
 from pdd.engine.waiting import Verdict, WaitingQueue
 from pdd.errors import EngineError, Overloaded, PddError, RequestTimeout
+from pdd.kv.layout import pages_of
 from pdd.kv.pool import PagePool, PageState
 from pdd.states import Recorder, record_nothing
 
@@ -332,7 +333,7 @@ class Scheduler:
         return min(growing, self.pool.num_pages // HEADROOM_DIVISOR)
 
     def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.limits.page_size)
+        return pages_of(num_tokens, self.limits.page_size)
 
     # -- the plan -------------------------------------------------------------------------------------------------
     def _plan(self, shares: Iterable[tuple[Record, int]], now: float) -> StepPlan:

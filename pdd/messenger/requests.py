@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from pdd.errors import PeerProtocol
+from pdd.kv.layout import pages_of
 from pdd.messenger import wire
 from pdd.messenger.handshake import LocalNode
 from pdd.messenger.job import Ending
@@ -47,7 +48,7 @@ def check_request(
         return _refuse(f"token {max(tokens)} is beyond the vocabulary of {ours.vocab_size}")
     if request.skip_tokens >= len(tokens) or request.skip_tokens % unit:
         return _refuse(f"{request.skip_tokens} of {len(tokens)} tokens cannot be skipped in units of {unit}")
-    num_pages = -(-len(tokens) // page_size)
+    num_pages = pages_of(len(tokens), page_size)
     if len(pages) != num_pages:
         return _refuse(f"it names {len(pages)} pages where {len(tokens)} tokens need {num_pages}")
     if max(pages) >= peer.geometry.num_pages:

@@ -21,8 +21,6 @@ _IO = ("Bridge", "PCIDev", "OSDev", "Misc")
 _PCI_TYPE = re.compile(r"([0-9a-fA-F]{4}) \[([0-9a-fA-F]{4}):([0-9a-fA-F]{4})\]")
 _PCI_RANGE = re.compile(r"([0-9a-fA-F]{1,8}):\[([0-9a-fA-F]{2})-[0-9a-fA-F]{2}\]")
 _PORT_STATE = re.compile(r"Port(\d{1,3})State")
-_PORT_STATES = {"1": "down", "2": "init", "3": "init", "4": "active", "5": "active"}
-_BEST_FIRST = ("active", "init", "unknown", "down")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -194,9 +192,9 @@ def _infos(elements: list[Element]) -> dict[str, str]:
 
 
 def _rdma_nic(name: str, netdev: str | None, device: PciDevice, infos: dict[str, str]) -> Nic:
-    states = {match.group(1): _PORT_STATES.get(value.split(":")[0].strip(), "unknown")
+    states = {match.group(1): names.port_state(value)
               for key, value in infos.items() if (match := _PORT_STATE.fullmatch(key))}
-    port = min(states, key=lambda each: _BEST_FIRST.index(states[each]), default="1")
+    port = names.best_port(states, "1")
     if names.is_efa(device.vendor_id, device.device_id):
         kind = "efa"
     elif names.is_cxi(device.vendor_id, device.device_id):
