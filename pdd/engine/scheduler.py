@@ -80,7 +80,6 @@ class Scheduler:
         self._num_running = 0
         self._next_seq = 0
         self._next_step = 0
-        self.preemptions = 0  # monotonic
 
     # -- what others look at --------------------------------------------------------------------------------------
     @property
@@ -296,7 +295,6 @@ class Scheduler:
         record.computed = 0
         record.move(RequestState.WAITING, now, "preempted")
         self._waiting.add(record)
-        self.preemptions += 1
 
     # -- admission ------------------------------------------------------------------------------------------------
     def _try_admit(self, record: Record, effects: list[Effect], now: float) -> Verdict:

@@ -165,7 +165,7 @@ def test_tokens_are_those_of_a_request_alone(model: Path, solo: Node, page_sizes
     try:
         assert decoder.generate(prompts, KvSource.LOCAL, 12) == right
         assert decoder.generate(prompts, KvSource.REMOTE, 12) == right
-        assert decoder.scheduler.preemptions, "the pool is small enough"
+        assert decoder.loop.snapshot.totals.preemptions, "the pool is small enough"
     finally:
         decoder.close()
         prefiller.close()
