@@ -161,8 +161,7 @@ class Documents:
 
     def _context(self) -> request_rows.Context:
         return request_rows.Context(
-            now=time.monotonic(), via=self._view.provider or None, num_layers=max(1, self._view.num_layers),
-            page_size=self._node.config.kv.page_size,
+            now=time.monotonic(), via=self._view.provider or None, page_size=self._node.config.kv.page_size,
         )  # fmt: skip
 
     def cancel(self, wanted: str) -> schema.Cancelled:

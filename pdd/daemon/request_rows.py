@@ -15,6 +15,7 @@ from pdd.control import schema
 from pdd.daemon.flows import IN, OUT
 from pdd.daemon.ledger import Entry
 from pdd.engine.snapshot import RequestRow
+from pdd.kv.layout import pages_of
 from pdd.messenger.status import AttemptStatus, JobStatus
 
 
@@ -24,7 +25,6 @@ class Context:
 
     now: float  # the clock of rows and entries
     via: str | None
-    num_layers: int
     page_size: int
 
 
@@ -80,12 +80,12 @@ def finished(entry: Entry, context: Context) -> schema.Request:
 
 def _plain(row: RequestRow, context: Context) -> schema.Request:
     """What the engine knows."""
-    pages_of = -(-(row.prompt_tokens + row.output_tokens) // context.page_size)
+    need = pages_of(row.prompt_tokens + row.output_tokens, context.page_size)
     return schema.Request(
         id=row.request_id, kind=row.kind, state=row.state, age_seconds=context.now - row.arrived,
         state_age_seconds=context.now - row.state_since, prompt_tokens=row.prompt_tokens,
         output_tokens=row.output_tokens,
-        pages=schema.PageNeed(have=-(-row.computed_tokens // context.page_size), need=max(row.pages, pages_of)),
+        pages=schema.PageNeed(have=pages_of(row.computed_tokens, context.page_size), need=max(row.pages, need)),
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def _timed(request: schema.Request, entry: Entry | None, context: Context) -> sc
     else:
         prefill = _between(entry.started, entry.first_token if generates else entry.computed)
     transfer = schema.RequestTransfer(
-        pages=entry.units // context.num_layers, units=entry.units, writes=entry.writes or None, bytes=entry.bytes,
+        pages=entry.pages, units=entry.units, writes=entry.writes or None, bytes=entry.bytes,
         via=context.via,
     ) if entry.units else None  # fmt: skip
     return msgspec.structs.replace(

@@ -88,6 +88,11 @@ class Attempt:
         return self.expected_bytes * num_units // self.expected_units if self.expected_units else 0
 
     @property
+    def arrived_pages(self) -> int:
+        """What the units counted make of the destination pages."""
+        return len(self.reserved.pages) * self.arrived_units // self.expected_units if self.expected_units else 0
+
+    @property
     def fits_a_frame(self) -> bool:
         """Whether one frame holds the request."""
         num_bytes = 4 * (len(self.reserved.tokens) + len(self.reserved.pages))

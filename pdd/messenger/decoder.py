@@ -373,7 +373,7 @@ class Decoder:
                 request_id=attempt.reserved.request_id, attempt=attempt.id,
                 peer=attempt.link.name if attempt.link is not None else "", whole=whole, why=attempt.state.why,
                 reason="" if whole else reason(attempt), asked=attempt.asked, finished=attempt.state.since,
-                units=attempt.arrived_units, bytes=num_bytes,
+                units=attempt.arrived_units, bytes=num_bytes, pages=attempt.arrived_pages,
             )
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from pdd.engine.request import EngineEvent, EngineInbox, Finished, FinishReason, PrefillSpec
 from pdd.errors import PeerProtocol, RequestError
+from pdd.kv.layout import pages_of
 from pdd.messenger import wire
 from pdd.messenger.events import TransferEnd
 from pdd.messenger.job import TABLE, Ending, Job, JobState
@@ -326,6 +327,7 @@ class Prefiller:
                 reason=reason, error="" if whole else ending.message, received=job.received, started=job.started,
                 computed=job.computed, finished=self._context.clock(), num_tokens=job.num_tokens, units=end.ok,
                 writes=end.writes, bytes=end.bytes, busy_seconds=end.busy_seconds, exposed_seconds=end.exposed_seconds,
+                pages=pages_of(job.num_tokens, self._context.node.geometry.page_size) * end.ok // max(1, job.num_units),
             )
         )  # fmt: skip
 

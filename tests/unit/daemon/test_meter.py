@@ -19,8 +19,8 @@ from pdd.daemon.node import Node
 from pdd.messenger.status import AttemptDone, DecoderCounters, JobDone, PeerStatus, PrefillerCounters
 from pdd.metrics import Metrics
 
-WHOLE = AttemptDone("r", 7, "p0", True, "whole", "", 1.0, 1.5, 28, 4096)
-JOB = JobDone("r", 7, "d0", True, "", "", 0.0, 1.0, 2.0, 3.0, 99, 28, 4, 4096, 0.5, 0.1)
+WHOLE = AttemptDone("r", 7, "p0", True, "whole", "", 1.0, 1.5, 28, 4096, 7)
+JOB = JobDone("r", 7, "d0", True, "", "", 0.0, 1.0, 2.0, 3.0, 99, 28, 4, 4096, 0.5, 0.1, 7)
 
 
 def meter() -> Meter:
