@@ -27,7 +27,7 @@ from pdd.control.schema import API_VERSION, OneRequest, Problem, Version
 from pdd.control.source import StatusSource
 from pdd.errors import BodyTooLarge, InvalidRequest, Overloaded, PddError
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 MAX_BODY = 1 << 20
 MAX_STREAMS = 64  # of one socket
@@ -128,7 +128,7 @@ def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], A
     async def cancel(request: HttpRequest) -> Response:
         outcome = source.cancel(request.path_params["id"])
         if outcome.cancelled:
-            logger.info("request %s is cancelled through the control socket", ", ".join(outcome.ids))
+            _log.info("request %s is cancelled through the control socket", ", ".join(outcome.ids))
         return _json(outcome, 202 if outcome.cancelled else 200)
 
     async def drain(request: HttpRequest) -> Response:

@@ -47,9 +47,9 @@ from pdd.engine.rank_protocol import (
 )
 from pdd.errors import EngineError, RankDied
 
-START_TIMEOUT_S = 600.0  # a large checkpoint from a cold disk
-SHUTDOWN_S = 2.0  # from Shutdown to SIGKILL
-DEATH_NOTE_S = 1.0  # from a closed socket to the exit status that explains it
+START_TIMEOUT_SECONDS = 600.0  # a large checkpoint from a cold disk
+SHUTDOWN_SECONDS = 2.0  # from Shutdown to SIGKILL
+DEATH_NOTE_SECONDS = 1.0  # from a closed socket to the exit status that explains it
 MAX_STDERR_LINE = 4096  # bytes
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class RankExecutor:
     """The rank processes of one node."""
 
     def __init__(
-        self, init: RankInit, *, step_timeout: float, start_timeout: float = START_TIMEOUT_S,
+        self, init: RankInit, *, step_timeout: float, start_timeout: float = START_TIMEOUT_SECONDS,
         on_progress: Callable[[int, RankProgress], object] | None = None,
         command: Callable[[int], list[str]] = rank_command,
     ) -> None:
@@ -142,14 +142,14 @@ class RankExecutor:
             for channel in self._channels:
                 with contextlib.suppress(ChannelClosed):
                     channel.send(Shutdown())
-            deadline = time.monotonic() + SHUTDOWN_S
+            deadline = time.monotonic() + SHUTDOWN_SECONDS
             for rank in self._ranks:
                 try:
                     rank.process.wait(max(0.0, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     rank.process.kill()
         if self._keeper.is_alive() and self._keeper is not threading.current_thread():
-            self._keeper.join(SHUTDOWN_S)
+            self._keeper.join(SHUTDOWN_SECONDS)
         if first:
             for channel in self._channels:
                 channel.close()
@@ -221,7 +221,7 @@ class RankExecutor:
 
     def _explain(self, error: ChannelClosed) -> RankDied:
         """The exit status of the rank behind a closed socket, once the keeper has it."""
-        self._died.wait(DEATH_NOTE_S)
+        self._died.wait(DEATH_NOTE_SECONDS)
         return self._death or error
 
     # -- keeper ---------------------------------------------------------------------------------------------------

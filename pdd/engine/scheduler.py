@@ -48,7 +48,7 @@ from pdd.engine.request import (
     RequestState,
     Tokens,
 )
-from pdd.engine.waiting import Verdict, WaitingQueue
+from pdd.engine.waiting import Admission, WaitingQueue
 from pdd.errors import EngineError, Overloaded, PddError, RequestTimeout
 from pdd.kv.layout import pages_of
 from pdd.kv.pool import PagePool, PageState
@@ -297,18 +297,18 @@ class Scheduler:
         self._waiting.add(record)
 
     # -- admission ------------------------------------------------------------------------------------------------
-    def _try_admit(self, record: Record, effects: list[Effect], now: float) -> Verdict:
+    def _try_admit(self, record: Record, effects: list[Effect], now: float) -> Admission:
         remote = record.wants_remote
         if remote:
             ahead = len(self._fetching) + len(self._active) - self._num_running
             if ahead >= self._max_rows:
-                return Verdict.NO_SLOT
+                return Admission.NO_SLOT
         elif self._num_running >= self._max_rows:
-            return Verdict.NO_SLOT
+            return Admission.NO_SLOT
         num_tokens = len(record.tokens) - 1 if remote else len(record.tokens)
         num_pages = self._num_pages(num_tokens)
         if num_pages + self._headroom() > self.pool.num_free:
-            return Verdict.NO_PAGES
+            return Admission.NO_PAGES
         hold = self._new_id()
         pages = self.pool.reserve(hold, num_pages, PageState.RESERVED if remote else PageState.RUNNING)
         assert pages is not None
@@ -323,7 +323,7 @@ class Scheduler:
             self._num_running += 1
             if record.sink is not None:
                 effects.append(SinkOpen(record.request_id, record.sink, pages))
-        return Verdict.ADMITTED
+        return Admission.ADMITTED
 
     def _headroom(self) -> int:
         """Pages to leave free, so that a newcomer is not preempted at once by rows that grow. 0 on an idle node."""
