@@ -204,7 +204,7 @@ def _json(document: object, status: int = 200) -> Response:
 def _problem(
     status: int, error_id: str, detail: str, *, hint: str = "", supported: tuple[str, ...] = (),
     headers: Mapping[str, str] | None = None,
-) -> Response:  # fmt: skip
+) -> Response:
     title = _TITLES.get(status, "Failed")
     problem = Problem(title=title, status=status, detail=detail, id=error_id, hint=hint, supported=supported)
     return Response(msgspec.json.encode(problem), status, headers, media_type="application/problem+json")

@@ -41,7 +41,7 @@ class NodeService:
     def __init__(
         self, *, model_name: str, ledger: Ledger, metrics: Metrics, latencies: Latencies, max_queue: int,
         request_timeout: float, health: Callable[[], Health], metrics_text: Callable[[], str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model_name = model_name
         self._ledger = ledger
         self._metrics = metrics
@@ -62,7 +62,7 @@ class NodeService:
 
     def loaded(
         self, tokenizer: Tokenizer, limits: Limits, inbox: EngineInbox, route: Callable[[int], KvSource]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The engine runs: requests are taken from now on. `route`: who computes the KV of a prompt of n tokens."""
         self._tokenizer, self._limits, self._inbox, self._route = tokenizer, limits, inbox, route
 
@@ -146,7 +146,7 @@ class NodeService:
         check_fits(
             len(stream.prompt), stream.sampling.max_tokens, max_context=limits.max_context,
             pool_tokens=limits.pool_tokens,
-        )  # fmt: skip
+        )
         request_id = stream.request_id
         self._streams[request_id] = stream
         self._num_silent += 1
@@ -207,7 +207,7 @@ class _Stream:
     def __init__(
         self, service: NodeService, request_id: str, given_id: str | None, prompt: tuple[int, ...],
         sampling: SamplingParams,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.request_id = request_id
         self.given_id = given_id
         self.prompt = prompt

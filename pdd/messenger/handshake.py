@@ -116,7 +116,7 @@ async def exchange_hello(
         return wire.Hello(
             name=node.name, role=node.role, epoch=node.epoch, provider=node.provider, geometry=node.geometry,
             descriptor=descriptor, version=node.version, dialled=dialled[:256], max_tokens=node.max_tokens,
-        )  # fmt: skip
+        )
 
     if dialled:
         stream.send(hello(await describe()))

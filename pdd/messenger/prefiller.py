@@ -53,7 +53,7 @@ class Prefiller:
         self, context: LinkContext, sock: socket.socket, inbox: EngineInbox, planner: Planner, *,
         watch: int, post: Post, load: Callable[[], wire.Load], report: Callable[[JobDone], None] = lambda done: None,
         limits: PrefillLimits = PrefillLimits(),  # noqa: B008  frozen
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.listener = PeerListener(sock, context, self)
         self.counters = PrefillerCounters()
         self._context = context
@@ -187,7 +187,7 @@ class Prefiller:
             num_tokens = len(checked.tokens)
             return list(
                 self._planner.plan(ours, theirs, source_pages, checked.pages, num_tokens, request.skip_tokens)
-            )  # fmt: skip
+            )
 
         assert link.endpoint is not None
         sink = PushSink(self._pusher, request_id, link.endpoint, request.key, make_plans)
@@ -197,7 +197,7 @@ class Prefiller:
             num_tokens=len(checked.tokens),
             num_units=self._planner.expected_units(ours, theirs, len(checked.tokens), request.skip_tokens),
             state=State("job", request_id, JobState.QUEUED, TABLE, clock=context.clock, recorder=context.recorder),
-        )  # fmt: skip
+        )
         self._jobs[request_id] = view.jobs[job.attempt] = job
         self._idle.clear()
         self._count(jobs=1)
@@ -329,7 +329,7 @@ class Prefiller:
                 writes=end.writes, bytes=end.bytes, busy_seconds=end.busy_seconds, exposed_seconds=end.exposed_seconds,
                 pages=pages_of(job.num_tokens, self._context.node.geometry.page_size) * end.ok // max(1, job.num_units),
             )
-        )  # fmt: skip
+        )
 
     def _count(self, **amounts: int) -> None:
         self.counters = added(self.counters, **amounts)

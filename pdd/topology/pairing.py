@@ -97,7 +97,7 @@ def _families(nics: tuple[Nic, ...]) -> Counter[tuple[str, int | None, int | Non
 
 
 def _why(topology: Topology, gpus: list[Gpu], nics: tuple[Nic, ...], candidates: list[int], given: tuple[int, ...],
-         users: dict[int, list[int]], position: int, index: int) -> str:  # fmt: skip
+         users: dict[int, list[int]], position: int, index: int) -> str:
     nic, gpu = nics[index], gpus[position]
     if index in given:
         if not (place_known(topology, gpu.pci) and place_known(topology, nic.pci)) and _far(topology, gpu, nic):

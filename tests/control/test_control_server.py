@@ -66,7 +66,7 @@ def test_each_document_names_its_schema(client: Client, topic: str) -> None:
 def test_version_and_headers(daemon: Daemon, client: Client) -> None:
     assert client.get("/version") == {
         "schema": "pdd.version/1", "daemon": "0.1.0", "api": "1.0", "name": "d0", "boot_id": "boot-1",
-    }  # fmt: skip
+    }
     connection = Raw(daemon.directory / "status.sock")
     connection.request("GET", "/v1/status")
     headers = connection.getresponse().headers

@@ -50,7 +50,7 @@ def test_with_rdma_the_node_of_most_nics_decides(tmp_path: Path) -> None:
 def test_a_thread_is_pinned_within_its_cpuset() -> None:
     code = ("import os; from pdd.topology import pinning; first = min(os.sched_getaffinity(0));"
             "assert pinning.pin_thread((first, 9999)) is None; assert os.sched_getaffinity(0) == {first};"
-            "print(pinning.pin_thread((9998, 9999))); assert os.sched_getaffinity(0) == {first}")  # fmt: skip
+            "print(pinning.pin_thread((9998, 9999))); assert os.sched_getaffinity(0) == {first}")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "none of the CPUs 9998-9999 is for this process" in result.stdout
 

@@ -17,7 +17,7 @@ ROW = RequestRow("r", "generate", "wait_kv", 90.0, 95.0, prompt_tokens=100, page
 ATTEMPT = AttemptStatus(
     attempt=7, request_id="r", state="requested", age_seconds=1.0, peer="p0", key=1, num_tokens=99, num_pages=7,
     arrived_units=12, expected_units=28, why="",
-)  # fmt: skip
+)
 
 
 class Clock:
@@ -106,7 +106,7 @@ def test_a_prefill_is_shown_by_its_decoders_id_and_name() -> None:
     job = JobStatus(
         request_id="pf3-abc-0", client_id="abc-0", peer="d1", attempt=9, state="pushing", age_seconds=1.0, num_tokens=99,
         computed_tokens=48, why="",
-    )  # fmt: skip
+    )
     [request] = request_rows.live([row], {}, (), (job,), CONTEXT)
     assert (request.id, request.peer, request.attempt, request.kind) == ("abc-0", "d1", 9, "prefill")
     [request] = request_rows.live([row], {}, (), (), CONTEXT)  # its job is over, its pages are about to be
