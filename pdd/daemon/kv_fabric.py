@@ -100,6 +100,10 @@ class KvFabric:
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self.events.attach(loop)
 
+    def detach(self) -> None:
+        """The loop hears no more of it: before `close`, which frees the descriptor's number for others."""
+        self.events.detach()
+
     def close(self) -> None:
         """Closes the fabric, then unmaps. Bounded by the native close."""
         self.fabric.close()

@@ -337,6 +337,7 @@ class Node:
             self._peer_socket.close()
         ended = await _closed("engine", asyncio.to_thread(self._stop_engine))
         if self.fabric is not None:
+            self.fabric.detach()
             await _closed("fabric", asyncio.to_thread(self.fabric.close))
         if self._executor is not None and ended:  # else a step still uses its descriptors; the ranks die with this process
             await _closed("ranks", asyncio.to_thread(self._executor.close))

@@ -31,6 +31,7 @@ from typing import IO
 import msgspec
 
 from pdd.engine.batch import StepPlan, StepResult
+from pdd.engine.rank_process import rank_command, rank_environment
 from pdd.engine.rank_protocol import (
     Channel,
     ChannelClosed,
@@ -42,8 +43,6 @@ from pdd.engine.rank_protocol import (
     RunStep,
     Shutdown,
     StepDone,
-    rank_command,
-    rank_environment,
 )
 from pdd.errors import EngineError, RankDied
 

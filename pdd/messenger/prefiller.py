@@ -23,12 +23,13 @@ from pdd.engine.request import EngineEvent, EngineInbox, Finished, FinishReason,
 from pdd.errors import PeerProtocol, RequestError
 from pdd.kv.layout import pages_of
 from pdd.messenger import wire
+from pdd.messenger.endings import Answered, Tombstones
 from pdd.messenger.events import TransferEnd
 from pdd.messenger.job import TABLE, Ending, Job, JobState
 from pdd.messenger.link import LinkContext, PeerLink, Pulse
 from pdd.messenger.listener import PeerListener
 from pdd.messenger.ports import Planner, PushPlan
-from pdd.messenger.requests import Answered, Checked, Tombstones, check_request
+from pdd.messenger.requests import Checked, check_request
 from pdd.messenger.settings import PrefillLimits
 from pdd.messenger.sink import Post, Pusher, PushSink
 from pdd.messenger.status import JobDone, JobStatus, PeerStatus, PrefillerCounters, added

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pdd.engine.request import KvSource
 from pdd.errors import PeerLost, PeerProtocol
 from pdd.messenger import wire
+from pdd.messenger.endings import MOST_ANSWERED, MOST_TOMBSTONES, TOMBSTONE_SECONDS, Answered, Tombstones
 from pdd.messenger.frames import FrameBuffer
 from pdd.messenger.peers import Backoff
 from pdd.messenger.quiet import QuietLog, level_of_end
-from pdd.messenger.requests import MOST_ANSWERED, MOST_TOMBSTONES, TOMBSTONE_SECONDS, Answered, Tombstones
 from pdd.messenger.retries import Retries
 from pdd.messenger.router import route
 from pdd.states import Change, State
