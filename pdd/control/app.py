@@ -74,7 +74,7 @@ def _read_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]
         return _json(documents[request.url.path.removeprefix("/v1/")]())
 
     async def topology(request: HttpRequest) -> Response:
-        return _json(source.topology())
+        return _json(await asyncio.to_thread(source.topology))  # thousands of small files on a large machine
 
     async def scrape(request: HttpRequest) -> Response:
         return Response(source.metrics_text(), headers={"content-type": metrics.CONTENT_TYPE})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Documents:
-    """`pdd.control.source.StatusSource` of a node. Owner: the main loop; each call returns at once."""
+    """`pdd.control.source.StatusSource` of a node. Owner: the main loop, but for `topology`."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -116,7 +116,10 @@ class RankExecutor:
         self._spawned.wait()
         try:
             if self._spawn_error is not None:
-                raise EngineError(f"a rank process cannot be started: {self._spawn_error}") from self._spawn_error
+                raise EngineError(
+                    f"a rank process cannot be started: {self._spawn_error}",
+                    hint="Look at this service's limits of processes and memory (TasksMax, MemoryMax, ulimit -u).",
+                ) from self._spawn_error
             deadline = time.monotonic() + self._start_timeout
             for number, channel in enumerate(self._channels):
                 self._send(channel, msgspec.structs.replace(self._init, rank=number))
@@ -208,7 +211,10 @@ class RankExecutor:
         except ChannelClosed as error:
             raise self._explain(error) from error
         if message is None:
-            hung = RankDied(f"rank {number} did not finish {what} within {timeout:g} s and was killed")
+            hung = RankDied(
+                f"rank {number} did not finish {what} within {timeout:g} s and was killed",
+                hint="Look at the load of this machine; engine.step_timeout bounds a step of engine.max_batch_tokens tokens.",
+            )
             self._note_death(hung)
             self._ranks[number].process.kill()
             raise hung
@@ -285,7 +291,8 @@ class RankExecutor:
             self._read_stderr(rank)  # all that the pipe holds: its last words explain the death
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         words = f": {rank.last_lines[-1]}" if rank.last_lines else ""
-        self._note_death(RankDied(f"rank {rank.number} (pid {rank.process.pid}) {how}{words}"))
+        self._note_death(RankDied(f"rank {rank.number} (pid {rank.process.pid}) {how}{words}",
+                                  hint="Its last words are in the log; SIGKILL is often the OOM killer: see dmesg."))
 
     def _note_death(self, death: RankDied) -> None:
         """Remembers the first death that nobody asked for, and tells it."""
