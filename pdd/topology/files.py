@@ -173,7 +173,7 @@ class Memory:
         return self._files[path]
 
 
-class Recording:
+class Recorder:
     """A Store that remembers what was read through it, so that an export is exactly what the reader needs."""
 
     def __init__(self, store: Store) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pdd.errors import TopologyError
 from pdd.topology import archive, hwloc, names, nccl, sysfs, xml_tree
-from pdd.topology.files import Directory, Memory, Recording, Store, Tree
+from pdd.topology.files import Directory, Memory, Recorder, Store, Tree
 from pdd.topology.types import Topology
 
 MAX_GPUS, MAX_NICS, MAX_NODES = 256, 2048, 1024  # each GPU is held against each NIC
@@ -41,10 +41,10 @@ def export(target: Path, path: Path | None = None) -> int:
     tree = Tree(Directory(Path("/"))) if path is None else _tree(path)
     if tree is None:
         raise TopologyError(f"{path}: only a sysfs tree can be exported", hint="Copy the XML file itself.")
-    recording = Recording(tree.store)
-    sysfs.read_tree(Tree(recording, tree.root), _stem(path) if path else "")
+    recorder = Recorder(tree.store)
+    sysfs.read_tree(Tree(recorder, tree.root), _stem(path) if path else "")
     prefix = f"{tree.root}/" if tree.root else ""
-    entries = {name.removeprefix(prefix): content for name, content in recording.entries.items()
+    entries = {name.removeprefix(prefix): content for name, content in recorder.entries.items()
                if name.startswith(prefix) and name != tree.root}
     archive.write_tar(target, entries)
     return len(entries)

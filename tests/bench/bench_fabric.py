@@ -158,7 +158,7 @@ def main() -> None:
             rows.append(
                 {"pattern": pattern, "contender": name, "seconds": times, "gb_per_s": nbytes / best / 1e9,
                  "pages_per_s": args.pages / best}
-            )
+            )  # fmt: skip
     print(f"{args.pages} pages of {args.page_bytes} bytes, window {args.window}, {provider} of libfabric {version}")
     print(f"{'pattern':<10} {'contender':<15} {'GB/s':>6} {'pages/s':>9} {'of bare':>8}")
     for row in rows:
