@@ -337,8 +337,7 @@ class Node:
             self._peer_socket.close()
         ended = await _closed("engine", asyncio.to_thread(self._stop_engine))
         if self.fabric is not None:
-            self.fabric.detach()
-            await _closed("fabric", asyncio.to_thread(self.fabric.close))
+            await _closed("fabric", _fabric_closed(self.fabric))
         if self._executor is not None and ended:  # else a step still uses its descriptors; the ranks die with this process
             await _closed("ranks", asyncio.to_thread(self._executor.close))
         if self._api_task is not None:
@@ -363,6 +362,13 @@ class Node:
             return True
         _log.error("the engine thread does not end; it is left to the end of the process")
         return False
+
+
+async def _fabric_closed(fabric: KvFabric) -> None:
+    try:
+        fabric.detach()
+    finally:
+        await asyncio.to_thread(fabric.close)
 
 
 async def _closed(name: str, closing: Awaitable[object]) -> bool:

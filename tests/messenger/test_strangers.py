@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from pdd.errors import PeerLost
-from pdd.messenger import requests, wire
+from pdd.messenger import endings, wire
 from pdd.messenger.frames import FrameStream
 from tests.messenger.rig import FAST, Rig, finish, geometry, prompt, running, until, up
 
@@ -415,7 +415,7 @@ async def test_late_cancel_is_answered_with_what_was_written() -> None:
 
 
 async def test_cancel_of_an_attempt_that_was_forgotten_is_answered_with_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MOST_ANSWERED", 3)
+    monkeypatch.setattr(endings, "MOST_ANSWERED", 3)
     async with running() as rig:
         p = await rig.prefiller()
         stream = await _admitted(rig, p.port)
