@@ -97,7 +97,8 @@ def read_tar(path: Path) -> Memory:
                     raise TopologyError(f"{path}: more than {MAX_ENTRIES} entries", hint="Export it again.")
                 name = _inside(path, member.name)
                 if len(memory) > MAX_ENTRIES:  # directories that only the names of others tell of
-                    raise TopologyError(f"{path}: more than {MAX_ENTRIES} entries, their directories included", hint="Export it again.")
+                    raise TopologyError(f"{path}: more than {MAX_ENTRIES} entries, their directories included",
+                                        hint="Export it again.")
                 if not set(name.split("/")[:3]).intersection(_KEPT):
                     continue
                 if member.isdir():
