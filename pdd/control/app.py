@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 MAX_BODY = 1 << 20
 MAX_STREAMS = 64  # of one socket
+MAX_DRAIN_SECONDS = 10**9  # beyond any drain, and a number that every clock takes
 STUCK_SECONDS = 600.0  # a client that reads nothing for so long is dropped; until then it holds 64 KiB
 ABORT = "pdd.abort"  # key in scope["state"]: drops the connection with what is unsent; set by server.py
 _TITLES = {
@@ -133,8 +134,9 @@ def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], A
 
     async def drain(request: HttpRequest) -> Response:
         timeout = (await _body(request)).get("timeout_seconds")
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
-            raise InvalidRequest("timeout_seconds must be a number of seconds")
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)
+                                    or not 0 <= timeout <= MAX_DRAIN_SECONDS):
+            raise InvalidRequest(f"timeout_seconds must be a number of seconds, at most {MAX_DRAIN_SECONDS}")
         source.drain(None if timeout is None else float(timeout))
         bell.ring()
         return _json(documents["status"](), 202)
@@ -242,7 +244,7 @@ async def _body(request: HttpRequest) -> dict[str, Any]:
         return {}
     try:
         body = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")

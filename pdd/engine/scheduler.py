@@ -6,7 +6,8 @@ One scheduler for every node and every kind of request: to generate with local o
     WAITING -> WAITING_FOR_REMOTE_KV       pages for all tokens but the last; a prefiller is asked
             -> READY -> RUNNING            counted whole; got a slot
     RUNNING -> READY                       no page to grow into: gives its slot back, keeps its pages
-    READY, RUNNING -> WAITING              preempted: gives its pages back, starts over with prompt + output
+    READY, RUNNING -> WAITING              preempted: gives its pages back, starts over with prompt + output; here, if
+                                           no prefiller can
     RUNNING -> SENDING -> FINISHED         prefill-only, computed or cut short; pages stay until every write is terminal
 
 A step takes first the decode rows, oldest request first; then admits from the queue (`waiting`); then fills the rest
@@ -49,7 +50,7 @@ from pdd.engine.request import (
     Tokens,
 )
 from pdd.engine.waiting import Admission, WaitingQueue
-from pdd.errors import EngineError, Overloaded, PddError, RequestTimeout
+from pdd.errors import Draining, EngineError, Overloaded, PddError, RequestTimeout
 from pdd.kv.layout import pages_of
 from pdd.kv.pool import PagePool, PageState
 from pdd.states import Recorder, record_nothing
@@ -159,6 +160,8 @@ class Scheduler:
             self._orphans[attempt] = Orphan(record.request_id, now)
         else:
             self.pool.release(attempt)
+        if retry is None and record.output_len and not isinstance(error, Draining):
+            retry = KvSource.LOCAL  # it was preempted for others' sake: a stream that has begun is not given up for that
         if retry is None:
             error = error or EngineError("the remote KV failed without a reason")
             return self._end(record, FinishReason.ERROR, error, now)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from pdd.topology import cpus, hwloc_links, names
-from pdd.topology.types import Gpu, Nic, NumaNode, PciDevice, Topology
+from pdd.topology.types import MAX_NODES, Gpu, Nic, NumaNode, PciDevice, Topology
 from pdd.topology.xml_tree import Element
 
 _NETWORK, _OPENFABRICS = "network", "openfabrics"
@@ -91,7 +91,7 @@ def _numa_nodes(root: Element, machine: Element, usable: int, packages: dict[int
                                                     names.number(element.get("os_index"), 10) or 0))
     found = {}
     taken: set[int] = set()
-    for element in ordered:
+    for element in ordered[: MAX_NODES + 1]:
         mask = _set(element, "cpuset")
         index = names.number(element.get("os_index"), 10)
         if index is None or index in found:
@@ -103,9 +103,13 @@ def _numa_nodes(root: Element, machine: Element, usable: int, packages: dict[int
 
 
 def _cores(root: Element, usable: int) -> tuple[tuple[int, ...], ...]:
-    cores = (tuple(cpus.bits(_set(element, "cpuset") & usable)) for element in root.all("object")
-             if element.get("type") == "Core")
-    return tuple(sorted(core for core in cores if core))
+    """A CPU is of one core: of the first that names it."""
+    cores = []
+    for element in root.all("object"):
+        if element.get("type") == "Core" and (mask := _set(element, "cpuset") & usable):
+            usable &= ~mask
+            cores.append(tuple(cpus.bits(mask)))
+    return tuple(sorted(cores))
 
 
 class _Devices:

@@ -121,8 +121,11 @@ def test_drain_and_resume(daemon: Daemon, client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ['{"timeout_seconds": "7"}', '{"timeout_seconds": true}', '{"timeout_seconds": -1}', "[1]", "{"]
-)
+    "body",
+    ['{"timeout_seconds": "7"}', '{"timeout_seconds": true}', '{"timeout_seconds": -1}', "[1]", "{",
+     '{"timeout_seconds": ' + "9" * 400 + "}", '{"timeout_seconds": 1e300}', "[" * 100_000],
+    ids=["text", "bool", "negative", "list", "cut", "endless", "huge", "deep"],
+)  # fmt: skip
 def test_a_bad_body_is_refused_and_nothing_happens(daemon: Daemon, body: str) -> None:
     status, problem = ask(daemon.directory / "control.sock", "POST", "/v1/drain", {"Pdd-Client": "t"}, body)
     assert status == 400
