@@ -171,7 +171,8 @@ class Scheduler(Section):
     )
     local_prefill_fallback: bool = Field(
         default=False,
-        description="Whether a decoder prefills itself when no prefiller can. false: such a request is answered 503.",
+        description="Whether a decoder prefills itself when no prefiller can. false: such a request is answered 503. An answer "
+        "that has begun is always carried on here.",
     )
 
 

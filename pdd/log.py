@@ -32,10 +32,7 @@ def fields(**values: Any) -> dict[str, Any]:
 
 
 def setup(level: str = "info", form: str = "auto", stream: TextIO | None = None) -> None:
-    """Makes the root logger write to `stream` (stderr) in one of:
-
-    auto, text, journal, json. Replaces earlier handlers.
-    """
+    """Makes the root logger write to `stream` (stderr). `form`: auto, text, journal, json. Replaces earlier handlers."""
     stream = sys.stderr if stream is None else stream
     if form == "auto":
         form = "journal" if is_journal(stream) else "text"
@@ -113,9 +110,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JournalFormatter(TextFormatter):
-    """<4>messenger:
+    """<4>messenger: peer is silent peer=p0
 
-    peer is silent peer=p0; the journal has its own clock. Every line of a trace carries the priority.
+    The journal has its own clock. Every line of a trace carries the priority.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from pdd import metrics
 from pdd.api.body import BodyReader
 from pdd.api.edge import Edge
 from pdd.api.error_response import RETRY_AFTER_SECONDS, status_response
@@ -45,9 +46,9 @@ class ApiSettings:
     max_body_bytes: int = 16 << 20
     body_budget_bytes: int = 256 << 20  # of all bodies that are being read or tokenized
     api_keys: tuple[str, ...] = ()  # empty: no key is asked for
-    body_idle_s: float = 30.0  # longest wait for the next byte of a body
-    body_total_s: float = 300.0
-    send_timeout_s: float = 30.0  # a client that reads nothing for so long is dropped and its request aborted
+    body_idle_seconds: float = 30.0  # longest wait for the next byte of a body
+    body_total_seconds: float = 300.0
+    send_timeout_seconds: float = 30.0  # a client that reads nothing for so long is dropped and its request aborted
 
 
 def create_app(service: Service, settings: ApiSettings, *, stop: asyncio.Event, serve_generation: bool) -> ASGIApp:
@@ -66,12 +67,12 @@ def create_app(service: Service, settings: ApiSettings, *, stop: asyncio.Event, 
         bodies = BodyReader(
             settings.max_body_bytes,
             budget_bytes=settings.body_budget_bytes,
-            idle_s=settings.body_idle_s,
-            total_s=settings.body_total_s,
+            idle_seconds=settings.body_idle_seconds,
+            total_seconds=settings.body_total_seconds,
         )
         workers = Workers()
         for path, kind in _GENERATION_PATHS.items():
-            endpoint = Generation(kind, service, bodies, workers, stop, settings.send_timeout_s)
+            endpoint = Generation(kind, service, bodies, workers, stop, settings.send_timeout_seconds)
             routes.append(Route(path, endpoint, methods=["POST"]))
     app = Starlette(
         routes=routes,
@@ -113,7 +114,7 @@ class _Handlers:
         return _json({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._service.metrics_text(), media_type="text/plain; version=0.0.4")
+        return Response(self._service.metrics_text(), headers={"content-type": metrics.CONTENT_TYPE})
 
     async def version(self, request: Request) -> Response:
         return _json({"version": self._version})

@@ -22,12 +22,13 @@ _DISCARD_FACTOR = 4  # bodies up to this many times the limit are read to their 
 class BodyReader:
     """Owner: main loop."""
 
-    def __init__(self, max_bytes: int, *, budget_bytes: int, idle_s: float, total_s: float) -> None:
-        """max_bytes: of one body. budget_bytes: of all held ones. idle_s: wait for one byte. total_s: for a body."""
+    def __init__(self, max_bytes: int, *, budget_bytes: int, idle_seconds: float, total_seconds: float) -> None:
+        """`max_bytes`: of one body. `budget_bytes`: of all held ones. `idle_seconds`: longest wait for a byte;
+        `total_seconds`: for a body."""
         self.max_bytes = max_bytes
         self._free = max(budget_bytes, max_bytes)
-        self._idle_s = idle_s
-        self._total_s = total_s
+        self._idle_seconds = idle_seconds
+        self._total_seconds = total_seconds
 
     @contextmanager
     def hold(self) -> Iterator[HeldBody]:
@@ -52,10 +53,10 @@ class BodyReader:
         Raises:
             RequestTimeout, ClientGone
         """
-        deadline = asyncio.get_running_loop().time() + self._total_s
+        deadline = asyncio.get_running_loop().time() + self._total_seconds
         more = True
         while more:
-            wait = min(self._idle_s, deadline - asyncio.get_running_loop().time())
+            wait = min(self._idle_seconds, deadline - asyncio.get_running_loop().time())
             try:
                 async with asyncio.timeout(wait):
                     message = await receive()

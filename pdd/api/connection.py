@@ -56,10 +56,10 @@ async def stopped(stop: asyncio.Event) -> Exception:
 class Sender:
     """`send` with a bound on how long the client may not read. Until then the server buffers 64 KiB, no more."""
 
-    def __init__(self, scope: Scope, send: Send, timeout_s: float) -> None:
+    def __init__(self, scope: Scope, send: Send, timeout_seconds: float) -> None:
         self._scope = scope
         self._send = send
-        self._timeout_s = timeout_s
+        self._timeout_seconds = timeout_seconds
 
     async def __call__(self, message: Message) -> None:
         """
@@ -67,10 +67,10 @@ class Sender:
             ClientGone: the client read nothing for the whole time; its connection is dropped.
         """
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_seconds):
                 await self._send(message)
         except TimeoutError:
-            _log.warning("a client read nothing for %g s; its request is aborted", self._timeout_s)
+            _log.warning("a client read nothing for %g s; its request is aborted", self._timeout_seconds)
             await drop(self._scope)
             raise ClientGone from None
 

@@ -43,7 +43,7 @@ class Generation:
         bodies: BodyReader,
         workers: Workers,
         stop: asyncio.Event,
-        send_timeout_s: float,
+        send_timeout_seconds: float,
     ) -> None:
         """`stop`: set when the node goes down; what still runs ends with an error."""
         self._kind = kind
@@ -51,12 +51,12 @@ class Generation:
         self._bodies = bodies
         self._workers = workers
         self._stop = stop
-        self._send_timeout_s = send_timeout_s
+        self._send_timeout_seconds = send_timeout_seconds
         self._longest_token: int | None = None  # found at the first request: no model is loaded at the start
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = await unless(self._read_job(scope, receive), stopped(self._stop))
-        await unless(self._respond(job, Sender(scope, send, self._send_timeout_s)), client_left(receive))
+        await unless(self._respond(job, Sender(scope, send, self._send_timeout_seconds)), client_left(receive))
 
     async def _read_job(self, scope: Scope, receive: Receive) -> Job:
         """The checked request; its body is forgotten, which may be long."""

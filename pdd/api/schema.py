@@ -34,7 +34,7 @@ _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _UNSUPPORTED = (
     "suffix", "tools", "functions", "function_call", "audio", "prompt_logprobs", "use_beam_search",
     "continue_final_message", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
-)  # fmt: skip
+)
 
 
 class StreamOptions(msgspec.Struct, gc=False):

@@ -23,9 +23,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pdd.api.connection import ABORT
 
 _QUIET = ("/health", "/metrics")  # no access lines
-_HEADER_TIMEOUT_S = 30.0  # from the connection, or from the first byte of a request, to the end of its headers
-_KEEP_ALIVE_S = 75  # longer than clients keep idle connections, so that they are the ones to close
-_DEAD_PEER_S = 60  # unacknowledged data or silence to keep-alive probes for so long ends a connection
+_HEADER_SECONDS = 30.0  # from the connection, or from the first byte of a request, to the end of its headers
+_KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that they are the ones to close
+_DEAD_PEER_SECONDS = 60  # unacknowledged data or silence to keep-alive probes for so long ends a connection
 
 
 class ApiServer:
@@ -42,7 +42,7 @@ class ApiServer:
             lifespan="off",
             log_config=None,
             server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=0,  # replaced by stop()
         )
         self._server = _Server(config)
@@ -73,10 +73,10 @@ class ApiServer:
         """Open connections, idle ones included."""
         return len(self._server.server_state.connections)
 
-    def stop(self, grace_s: float) -> None:
-        """Ends `serve`. What runs gets an error event or 503 now, and `grace_s` to send it; then it is dropped."""
+    def stop(self, grace_seconds: float) -> None:
+        """Ends `serve`. What runs gets an error event or 503 now, and `grace_seconds` to send it; then it is dropped."""
         self._stop.set()
-        self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
+        self._server.config.timeout_graceful_shutdown = max(1, round(grace_seconds))
         self._server.should_exit = True
 
 
@@ -137,7 +137,7 @@ class _Connection(H11Protocol):
         return False  # there is nothing to upgrade to; HTTP/1.1 goes on
 
     def _expect_headers(self) -> None:
-        self._deadline = self.loop.call_later(_HEADER_TIMEOUT_S, self.transport.abort)
+        self._deadline = self.loop.call_later(_HEADER_SECONDS, self.transport.abort)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
@@ -150,10 +150,10 @@ def _detect_dead_peer(connection: Any) -> None:
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_PEER_S // 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_PEER_S // 6)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_PEER_SECONDS // 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_PEER_SECONDS // 6)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_S * 1000)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_SECONDS * 1000)
 
 
 def _not_a_probe(record: logging.LogRecord) -> bool:

@@ -220,7 +220,7 @@ def transfers(options: Globals) -> None:
 
 
 def topology(options: Globals, path: Path | None = None, form: str | None = None, target: Path | None = None,
-             ascii_only: bool = False) -> None:  # fmt: skip
+             ascii_only: bool = False) -> None:
     """Prints one form, or writes an export to `target`."""
     from pdd.topology import show, source
 
@@ -230,7 +230,7 @@ def topology(options: Globals, path: Path | None = None, form: str | None = None
         raise UsageError("--format does not go with " + ("--export" if target is not None else "--json"))
     if target is None:
         print(show.show(source.load(path), form or ("json" if options.json else "tree"), ascii_only=ascii_only,
-                        width=_width()), flush=True)  # fmt: skip
+                        width=_width()), flush=True)
         return
     entries = source.export(target, path)
     if options.json:

@@ -1,6 +1,6 @@
-"""top:
+"""top: the full screen where there is one, else pictures or NDJSON on stdout.
 
-the full screen where there is one, else pictures or NDJSON on stdout. Textual is imported for the full screen only.
+Textual is imported for the full screen only.
 """
 
 from __future__ import annotations

@@ -27,10 +27,11 @@ from pdd.control.schema import API_VERSION, OneRequest, Problem, Version
 from pdd.control.source import StatusSource
 from pdd.errors import BodyTooLarge, InvalidRequest, Overloaded, PddError
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 MAX_BODY = 1 << 20
 MAX_STREAMS = 64  # of one socket
+MAX_DRAIN_SECONDS = 10**9  # beyond any drain, and a number that every clock takes
 STUCK_SECONDS = 600.0  # a client that reads nothing for so long is dropped; until then it holds 64 KiB
 ABORT = "pdd.abort"  # key in scope["state"]: drops the connection with what is unsent; set by server.py
 _TITLES = {
@@ -74,7 +75,7 @@ def _read_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]
         return _json(documents[request.url.path.removeprefix("/v1/")]())
 
     async def topology(request: HttpRequest) -> Response:
-        return _json(source.topology())
+        return _json(await asyncio.to_thread(source.topology))  # thousands of small files on a large machine
 
     async def scrape(request: HttpRequest) -> Response:
         return Response(source.metrics_text(), headers={"content-type": metrics.CONTENT_TYPE})
@@ -128,13 +129,14 @@ def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], A
     async def cancel(request: HttpRequest) -> Response:
         outcome = source.cancel(request.path_params["id"])
         if outcome.cancelled:
-            logger.info("request %s is cancelled through the control socket", ", ".join(outcome.ids))
+            _log.info("request %s is cancelled through the control socket", ", ".join(outcome.ids))
         return _json(outcome, 202 if outcome.cancelled else 200)
 
     async def drain(request: HttpRequest) -> Response:
         timeout = (await _body(request)).get("timeout_seconds")
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0):
-            raise InvalidRequest("timeout_seconds must be a number of seconds")
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float)
+                                    or not 0 <= timeout <= MAX_DRAIN_SECONDS):
+            raise InvalidRequest(f"timeout_seconds must be a number of seconds, at most {MAX_DRAIN_SECONDS}")
         source.drain(None if timeout is None else float(timeout))
         bell.ring()
         return _json(documents["status"](), 202)
@@ -204,7 +206,7 @@ def _json(document: object, status: int = 200) -> Response:
 def _problem(
     status: int, error_id: str, detail: str, *, hint: str = "", supported: tuple[str, ...] = (),
     headers: Mapping[str, str] | None = None,
-) -> Response:  # fmt: skip
+) -> Response:
     title = _TITLES.get(status, "Failed")
     problem = Problem(title=title, status=status, detail=detail, id=error_id, hint=hint, supported=supported)
     return Response(msgspec.json.encode(problem), status, headers, media_type="application/problem+json")
@@ -242,7 +244,7 @@ async def _body(request: HttpRequest) -> dict[str, Any]:
         return {}
     try:
         body = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")

@@ -70,7 +70,7 @@ class Client:
         except TimeoutError:
             raise self._timed_out(socket, idle_timeout) from None
         except (OSError, http.client.HTTPException):
-            raise DaemonNotRunning(f"the daemon at {socket} went away") from None
+            raise _went_away(socket) from None
         finally:
             connection.close()
 
@@ -82,7 +82,7 @@ class Client:
         except TimeoutError:
             raise self._timed_out(socket, self.timeout) from None
         except (OSError, http.client.HTTPException):
-            raise DaemonNotRunning(f"the daemon at {socket} went away") from None
+            raise _went_away(socket) from None
         finally:
             connection.close()
 
@@ -113,7 +113,8 @@ class Client:
         if api.split(".")[0] != _API_MAJOR:
             connection.close()
             what = f"speaks API {api}" if api else "is not a pdd daemon, or a very old one"
-            raise VersionMismatch(f"the program at {socket} {what}; this client speaks {_API_MAJOR}")
+            raise VersionMismatch(f"the program at {socket} {what}; this client speaks {_API_MAJOR}",
+                                  hint="Use the pdd that the daemon was installed with.")
         return connection, response, socket
 
     def _timed_out(self, socket: Path, seconds: float | None) -> TimedOut:
@@ -137,6 +138,10 @@ class Client:
             )
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return DaemonNotRunning(f"the daemon at {socket} cannot be asked: {reason}", hint=more.strip())
+
+
+def _went_away(socket: Path) -> DaemonNotRunning:
+    return DaemonNotRunning(f"the daemon at {socket} went away", hint="It stopped or died: see its log.")
 
 
 def _denied(socket: Path) -> AccessDenied:
@@ -166,7 +171,8 @@ def _from_problem(status: int, raw: bytes) -> ControlError:
         problem = json.loads(raw)
         detail, hint, error_id = problem["detail"], problem.get("hint", ""), problem["id"]
     except (ValueError, KeyError, TypeError):
-        return VersionMismatch(f"the daemon answered {status} in a form that this client does not know")
+        return VersionMismatch(f"the daemon answered {status} in a form that this client does not know",
+                               hint="Use the pdd that the daemon was installed with.")
     error: ControlError
     if status in (401, 403):
         error = AccessDenied(detail, hint=hint)

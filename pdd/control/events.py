@@ -3,8 +3,7 @@
     {"type":"snapshot","seq":0,"ts":…,"ts_mono":…,"boot_id":"…","docs":{"status":{…}}}
     {"type":"delta","seq":1,"ts":…,"ts_mono":…,"docs":{"status":{"running":3,"pages":{…}}}}     changed members only
     {"type":"heartbeat","seq":2,…}                                                              nothing changed
-    {"type":"stopping","seq":3,…}                                                               the daemon stops; the
-    last line
+    {"type":"stopping","seq":3,…}                                                               the last line
 
 A client merges a delta member by member. Nothing is queued for a client: each line is the difference between what
 that client was last sent and now, made when the client can take it. A slow reader therefore gets fewer, larger deltas

@@ -15,10 +15,8 @@ from pathlib import Path
 
 CONTROL = "control.sock"
 STATUS = "status.sock"
-_SUN_PATH_MAX = 107  # bytes of sockaddr_un.sun_path less the final zero
-
-
 SYSTEM_RUN_DIR = Path("/run/pdd")
+_SUN_PATH_MAX = 107  # bytes of sockaddr_un.sun_path less the final zero
 
 
 def default_run_dir() -> Path:

@@ -180,7 +180,7 @@ class RequestTransfer(msgspec.Struct, frozen=True, kw_only=True):
     """What one request moved: counted on a decoder, written on a prefiller."""
 
     pages: int
-    units: int  # pages of all layers
+    units: int  # of all layers and ranks: what the immediates count
     writes: int | None = None  # the prefiller's; merged pages share one
     bytes: int = 0
     via: str | None = None

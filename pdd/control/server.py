@@ -24,7 +24,7 @@ from pdd.control.schema import RateWindows, Requests, Status
 from pdd.control.sockets import ControlSockets
 from pdd.control.source import StatusSource
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _SAMPLE_SECONDS = 1.0
 _STOP_SECONDS = 2.0
@@ -102,7 +102,7 @@ class ControlServer:
             try:
                 self._window.add(time.monotonic(), self._source.status())
             except Exception:
-                logger.exception("status cannot be sampled for rates")
+                _log.exception("status cannot be sampled for rates")
             await asyncio.sleep(_SAMPLE_SECONDS)
 
 

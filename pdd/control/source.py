@@ -8,7 +8,7 @@ from pdd.control.schema import Cancelled, Peers, Request, Requests, Status, Tran
 
 
 class StatusSource(Protocol):
-    """What the daemon implements for the control server. Called on the main loop; each call returns at once."""
+    """Called on the main loop, where each call returns at once; `topology` alone reads files, and is called on a thread."""
 
     def status(self) -> Status: ...
 

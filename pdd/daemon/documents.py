@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Documents:
-    """`pdd.control.source.StatusSource` of a node. Owner: the main loop; each call returns at once."""
+    """`pdd.control.source.StatusSource` of a node. Owner: the main loop, but for `topology`."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -77,7 +77,7 @@ class Documents:
                 param_bytes=rank.param_bytes, kv_bytes=rank.kv_bytes, load_seconds=rank.load_seconds,
             )
             for rank in self._view.ranks
-        )  # fmt: skip
+        )
 
     def _totals(self) -> schema.Transfers:
         view = self._view
@@ -89,7 +89,7 @@ class Documents:
             failed=sum(count for reason, count in view.failures().items() if reason != "cancelled"),
             units_received=received, bytes_received=view.bytes_received,
             stale_units=int(stats.get("stale_units", 0)),
-        )  # fmt: skip
+        )
 
     def _latency(self) -> schema.Latency:
         lately = self._node.latencies
@@ -100,7 +100,7 @@ class Documents:
             window_seconds=WINDOW_SECONDS, ttft_p50_seconds=ttft[0], ttft_p99_seconds=ttft[1],
             itl_p50_seconds=itl[0], itl_p99_seconds=itl[1], kv_wait_p50_seconds=kv_wait[0],
             kv_wait_p99_seconds=kv_wait[1],
-        )  # fmt: skip
+        )
 
     # -- peers and transfers ----------------------------------------------------------------------------------------
     def _peers(self) -> tuple[schema.Peer, ...]:
@@ -125,7 +125,7 @@ class Documents:
                 p99_seconds=flow.seconds(0.99),
             )
             for flow in view.flows()
-        )  # fmt: skip
+        )
         return schema.TransferList(totals=self._totals(), transfers=rows)
 
     # -- requests ---------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Documents:
         """Live ones. Who asks for many requests is shown no prompt."""
         rows = self._rows()
         counts = dict.fromkeys((*(() if self._view.snapshot is None else self._view.snapshot.states),
-                                "abandoned", "quarantined"), 0)  # fmt: skip
+                                "abandoned", "quarantined"), 0)
         for row in rows:
             counts[row.state] = counts.get(row.state, 0) + 1
         return schema.Requests(counts=counts, requests=tuple(msgspec.structs.replace(r, prompt=None) for r in rows))
@@ -161,9 +161,8 @@ class Documents:
 
     def _context(self) -> request_rows.Context:
         return request_rows.Context(
-            now=time.monotonic(), via=self._view.provider or None, num_layers=max(1, self._view.num_layers),
-            page_size=self._node.config.kv.page_size,
-        )  # fmt: skip
+            now=time.monotonic(), via=self._view.provider or None, page_size=self._node.config.kv.page_size,
+        )
 
     def cancel(self, wanted: str) -> schema.Cancelled:
         live = {row.id: row.client_request_id for row in self._rows()}
@@ -206,7 +205,7 @@ class Documents:
             links=[metrics.LinkTotals(peer=flow.peer, nic=view.nics, direction=flow.direction, bytes=flow.bytes)
                    for flow in view.flows()],
             nic_utilization=view.nic_utilization(),
-        )  # fmt: skip
+        )
         if engine is None:
             return traffic
         states, counts = engine.states, engine.totals
@@ -216,7 +215,7 @@ class Documents:
             waiting_for_kv=states["wait_kv"], batch_size=engine.batch_size, prompt_tokens=self._prompt_tokens(engine),
             generation_tokens=counts.generated_tokens, preemptions=counts.preemptions, steps=counts.steps,
             engine_heartbeat_age=view.turn_age(),
-        )  # fmt: skip
+        )
 
 
 def _names(entries: Mapping[str, Entry]) -> dict[str, str | None]:
@@ -237,4 +236,4 @@ def _peer(status: PeerStatus, role: str) -> schema.Peer:
         via=status.via or None, address=status.address, rtt_seconds=status.rtt_seconds,
         since_seconds=status.age_seconds, error=error or None,
         load=load,
-    )  # fmt: skip
+    )

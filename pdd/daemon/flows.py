@@ -8,7 +8,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-OUT, IN = "out", "in"
+from pdd.metrics import DIRECTIONS
+
+OUT, IN = DIRECTIONS
 MOST_NAMES = 256
 OTHER = "other"
 _KEPT_TIMES = 256  # of the latest transfers of a flow

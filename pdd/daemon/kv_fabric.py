@@ -29,7 +29,7 @@ from pdd.messenger.ports import EventKinds
 from pdd.messenger.settings import LinkSettings
 from pdd.states import record_nothing
 from pdd.topology import sysfs
-from pdd.topology.pairing import host_rail
+from pdd.topology.pairing import host_rail_group
 
 _log = logging.getLogger("pdd.fabric")
 _RDMA = "/sys/class/infiniband"
@@ -53,7 +53,7 @@ class KvFabric:
             self.fabric = _native.Fabric(
                 provider=wanted.provider, library=wanted.library, bind=list(wanted.bind), source=choose_source(towards),
                 require=wanted.require, window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
-                cpus=list(host_rail(sysfs.read()).cpus),
+                cpus=list(host_rail_group(sysfs.read()).cpus),
             )
         except _native.FabricError as error:
             hint = f"fabric.require = {wanted.require} allows nothing else" if wanted.require else (
@@ -99,6 +99,10 @@ class KvFabric:
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self.events.attach(loop)
+
+    def detach(self) -> None:
+        """The loop hears no more of it: before `close`, which frees the descriptor's number for others."""
+        self.events.detach()
 
     def close(self) -> None:
         """Closes the fabric, then unmaps. Bounded by the native close."""

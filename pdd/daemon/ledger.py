@@ -43,7 +43,8 @@ class Entry:
     reason: str = ""
     error: str = ""
     output_tokens: int = 0
-    units: int = 0  # counted (decoder) or written (prefiller)
+    pages: int = 0  # counted (decoder) or written (prefiller), of this node's size
+    units: int = 0
     writes: int = 0
     bytes: int = 0
     busy_seconds: float = 0.0  # prefill: time with writes queued or in flight
@@ -128,7 +129,7 @@ class Ledger:
             return
         entry.peer, entry.asked, entry.why = done.peer, done.asked, done.why
         if done.whole:
-            entry.whole, entry.units, entry.bytes = done.finished, done.units, done.bytes
+            entry.whole, entry.pages, entry.units, entry.bytes = done.finished, done.pages, done.units, done.bytes
 
     def job_done(self, job: JobDone) -> None:
         """A prefill for a decoder is over."""
@@ -136,8 +137,8 @@ class Ledger:
             job.request_id, "prefill", job.received, job.num_tokens, peer=job.peer, attempt=job.attempt, attempts=1,
             started=job.started, computed=job.computed, finished=job.finished,
             reason=_FINISH.get(job.reason, FinishReason.ERROR).value,
-            error=job.error, units=job.units, writes=job.writes, bytes=job.bytes, busy_seconds=job.busy_seconds,
-            exposed_seconds=job.exposed_seconds,
+            error=job.error, pages=job.pages, units=job.units, writes=job.writes, bytes=job.bytes,
+            busy_seconds=job.busy_seconds, exposed_seconds=job.exposed_seconds,
         )
         self._keep(entry)
 

@@ -22,7 +22,8 @@ def bind_tcp(text: str, key: str) -> socket.socket:
     try:
         family, place = _resolve(address.host, address.port)
     except socket.gaierror as error:
-        raise ConfigError(f"{key}: {address.host!r} cannot be resolved: {error.strerror}") from None
+        raise ConfigError(f"{key}: {address.host!r} cannot be resolved: {error.strerror}",
+                          hint="write an IP address of this machine, or mend its name service") from None
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,7 +40,8 @@ def bind_tcp(text: str, key: str) -> socket.socket:
             ) from None
         if error.errno == errno.EACCES:
             raise ConfigError(f"{key}: {address} is not permitted", hint="ports below 1024 need a privilege") from None
-        raise ConfigError(f"{key}: cannot listen on {address}: {error.strerror}") from None
+        raise ConfigError(f"{key}: cannot listen on {address}: {error.strerror}",
+                          hint="`ip address` lists this machine's addresses; 0.0.0.0 and [::] are all of them") from None
     sock.setblocking(False)
     return sock
 

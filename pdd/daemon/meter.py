@@ -1,6 +1,6 @@
 """Turns what parts report into numbers: latencies and outcomes into metrics, traffic into flows, failures into counts.
 
-Owner: the main loop, but for `step_done` and what it leads to, which the engine thread calls.
+Steps are observed where they run (steps.py). Owner: the main loop.
 """
 
 from __future__ import annotations

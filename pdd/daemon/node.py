@@ -308,7 +308,6 @@ class Node:
         if self._control is not None:
             self._control.changed()
 
-    # -- stop ---------------------------------------------------------------------------------------------------------
     def rates(self) -> RateWindows:
         """Of the last seconds."""
         return RateWindows() if self._control is None else self._control.rates
@@ -325,6 +324,7 @@ class Node:
             self.engine.abort(engine_id)
         return bool(found)
 
+    # -- stop ---------------------------------------------------------------------------------------------------------
     async def close(self) -> None:
         """Takes everything down. Bounded; idempotent. A part that fails to close is logged and keeps no other open."""
         self.drain.close()
@@ -337,7 +337,7 @@ class Node:
             self._peer_socket.close()
         ended = await _closed("engine", asyncio.to_thread(self._stop_engine))
         if self.fabric is not None:
-            await _closed("fabric", asyncio.to_thread(self.fabric.close))
+            await _closed("fabric", _fabric_closed(self.fabric))
         if self._executor is not None and ended:  # else a step still uses its descriptors; the ranks die with this process
             await _closed("ranks", asyncio.to_thread(self._executor.close))
         if self._api_task is not None:
@@ -362,6 +362,13 @@ class Node:
             return True
         _log.error("the engine thread does not end; it is left to the end of the process")
         return False
+
+
+async def _fabric_closed(fabric: KvFabric) -> None:
+    try:
+        fabric.detach()
+    finally:
+        await asyncio.to_thread(fabric.close)
 
 
 async def _closed(name: str, closing: Awaitable[object]) -> bool:

@@ -29,7 +29,7 @@ def of_one(wanted: str, known: Mapping[str, str | None]) -> list[str]:
         [each for each, given in known.items() if given == wanted],
         [each for each, given in known.items()
          if (key and each.startswith(key)) or (given is not None and given.startswith(wanted))],
-    ):  # fmt: skip
+    ):
         requests = {base(each) for each in exact}
         if len(requests) == 1:
             return exact

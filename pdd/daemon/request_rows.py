@@ -15,6 +15,7 @@ from pdd.control import schema
 from pdd.daemon.flows import IN, OUT
 from pdd.daemon.ledger import Entry
 from pdd.engine.snapshot import RequestRow
+from pdd.kv.layout import pages_of
 from pdd.messenger.status import AttemptStatus, JobStatus
 
 
@@ -24,7 +25,6 @@ class Context:
 
     now: float  # the clock of rows and entries
     via: str | None
-    num_layers: int
     page_size: int
 
 
@@ -46,7 +46,7 @@ def in_flight(attempts: Sequence[AttemptStatus], jobs: Sequence[JobStatus]) -> I
 def live(
     rows: Sequence[RequestRow], entries: Mapping[str, Entry], attempts: Sequence[AttemptStatus],
     jobs: Sequence[JobStatus], context: Context,
-) -> list[schema.Request]:  # fmt: skip
+) -> list[schema.Request]:
     """Every request of the engine's snapshot, and those that are too new to be in it."""
     job_of = {job.request_id: job for job in jobs}
     newest = {attempt.request_id: attempt for attempt in attempts}  # attempts come the oldest first
@@ -74,19 +74,19 @@ def finished(entry: Entry, context: Context) -> schema.Request:
         id=entry.request_id, kind=entry.kind, state="finished", age_seconds=entry.finished - entry.received,
         state_age_seconds=context.now - entry.finished, prompt_tokens=entry.prompt_tokens,
         output_tokens=entry.output_tokens,
-    )  # fmt: skip
+    )
     return _timed(request, entry, context)
 
 
 def _plain(row: RequestRow, context: Context) -> schema.Request:
     """What the engine knows."""
-    pages_of = -(-(row.prompt_tokens + row.output_tokens) // context.page_size)
+    need = pages_of(row.prompt_tokens + row.output_tokens, context.page_size)
     return schema.Request(
         id=row.request_id, kind=row.kind, state=row.state, age_seconds=context.now - row.arrived,
         state_age_seconds=context.now - row.state_since, prompt_tokens=row.prompt_tokens,
         output_tokens=row.output_tokens,
-        pages=schema.PageNeed(have=-(-row.computed_tokens // context.page_size), need=max(row.pages, pages_of)),
-    )  # fmt: skip
+        pages=schema.PageNeed(have=pages_of(row.computed_tokens, context.page_size), need=max(row.pages, need)),
+    )
 
 
 def _new(entry: Entry, context: Context) -> schema.Request:
@@ -94,7 +94,7 @@ def _new(entry: Entry, context: Context) -> schema.Request:
     return schema.Request(
         id=entry.request_id, kind=entry.kind, state="waiting", age_seconds=age, state_age_seconds=age,
         prompt_tokens=entry.prompt_tokens,
-    )  # fmt: skip
+    )
 
 
 def _prefill(row: RequestRow, job: JobStatus | None, context: Context) -> schema.Request:
@@ -103,7 +103,7 @@ def _prefill(row: RequestRow, job: JobStatus | None, context: Context) -> schema
         id=job.client_id if job else row.request_id, kind=row.kind, state=row.state, age_seconds=request.age_seconds,
         state_age_seconds=request.state_age_seconds, prompt_tokens=row.prompt_tokens, pages=request.pages,
         peer=job.peer if job else None, attempt=job.attempt if job else None, why=(job.why or None) if job else None,
-    )  # fmt: skip
+    )
 
 
 def _fetching(request: schema.Request, attempt: AttemptStatus | None) -> schema.Request:
@@ -114,7 +114,7 @@ def _fetching(request: schema.Request, attempt: AttemptStatus | None) -> schema.
     return msgspec.structs.replace(
         request, peer=attempt.peer or None, attempt=attempt.attempt, why=attempt.why or request.why,
         pages=schema.PageNeed(have=have, need=attempt.num_pages),
-    )  # fmt: skip
+    )
 
 
 def _timed(request: schema.Request, entry: Entry | None, context: Context) -> schema.Request:
@@ -127,9 +127,9 @@ def _timed(request: schema.Request, entry: Entry | None, context: Context) -> sc
     else:
         prefill = _between(entry.started, entry.first_token if generates else entry.computed)
     transfer = schema.RequestTransfer(
-        pages=entry.units // context.num_layers, units=entry.units, writes=entry.writes or None, bytes=entry.bytes,
+        pages=entry.pages, units=entry.units, writes=entry.writes or None, bytes=entry.bytes,
         via=context.via,
-    ) if entry.units else None  # fmt: skip
+    ) if entry.units else None
     return msgspec.structs.replace(
         request, peer=entry.peer or None, attempt=entry.attempt, attempts=entry.attempts, prompt=entry.prompt,
         client_request_id=entry.given_id,
@@ -137,7 +137,7 @@ def _timed(request: schema.Request, entry: Entry | None, context: Context) -> sc
         queue_seconds=_between(entry.received, entry.started), prefill_seconds=prefill,
         exposed_seconds=entry.exposed_seconds, hidden_ratio=entry.hidden_ratio,
         first_token_seconds=_between(entry.received, entry.first_token), transfer=transfer,
-    )  # fmt: skip
+    )
 
 
 def _between(begin: float | None, end: float | None) -> float | None:

@@ -41,7 +41,7 @@ class NodeService:
     def __init__(
         self, *, model_name: str, ledger: Ledger, metrics: Metrics, latencies: Latencies, max_queue: int,
         request_timeout: float, health: Callable[[], Health], metrics_text: Callable[[], str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._model_name = model_name
         self._ledger = ledger
         self._metrics = metrics
@@ -62,7 +62,7 @@ class NodeService:
 
     def loaded(
         self, tokenizer: Tokenizer, limits: Limits, inbox: EngineInbox, route: Callable[[int], KvSource]
-    ) -> None:  # fmt: skip
+    ) -> None:
         """The engine runs: requests are taken from now on. `route`: who computes the KV of a prompt of n tokens."""
         self._tokenizer, self._limits, self._inbox, self._route = tokenizer, limits, inbox, route
 
@@ -74,13 +74,13 @@ class NodeService:
     @property
     def limits(self) -> Limits:
         if self._limits is None:
-            raise NotReady("the model is still being loaded", hint="GET /health/ready tells when it is done")
+            raise _loading()
         return self._limits
 
     @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise NotReady("the model is still being loaded", hint="GET /health/ready tells when it is done")
+            raise _loading()
         return self._tokenizer
 
     @property
@@ -91,7 +91,7 @@ class NodeService:
         if self._draining:
             raise Draining("this node is draining and takes no new work", hint="another node behind the same name will")
         if self._inbox is None:
-            raise NotReady("the model is still being loaded", hint="GET /health/ready tells when it is done")
+            raise _loading()
         if self._num_silent >= self._max_queue:
             raise Overloaded(
                 f"{self._num_silent} requests wait already (scheduler.max_queue = {self._max_queue})",
@@ -146,7 +146,7 @@ class NodeService:
         check_fits(
             len(stream.prompt), stream.sampling.max_tokens, max_context=limits.max_context,
             pool_tokens=limits.pool_tokens,
-        )  # fmt: skip
+        )
         request_id = stream.request_id
         self._streams[request_id] = stream
         self._num_silent += 1
@@ -197,13 +197,17 @@ class NodeService:
         return self._request_timeout
 
 
+def _loading() -> NotReady:
+    return NotReady("the model is still being loaded", hint="GET /health/ready tells when it is done")
+
+
 class _Stream:
     """The events of one request, in order; ends after Finished. Read by one task."""
 
     def __init__(
         self, service: NodeService, request_id: str, given_id: str | None, prompt: tuple[int, ...],
         sampling: SamplingParams,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.request_id = request_id
         self.given_id = given_id
         self.prompt = prompt

@@ -65,7 +65,7 @@ class NodeView:
         return (
             f"{word} ({'; '.join(reasons)})" if reasons
             else f"{word}, {self._node.model_name} at {self._node.config.api.listen}"
-        )  # fmt: skip
+        )
 
     def health(self) -> Health:
         live = not self._node.failed.done() and self.turn_age() < self._node.config.engine.step_timeout

@@ -31,6 +31,7 @@ from typing import IO
 import msgspec
 
 from pdd.engine.batch import StepPlan, StepResult
+from pdd.engine.rank_process import rank_command, rank_environment
 from pdd.engine.rank_protocol import (
     Channel,
     ChannelClosed,
@@ -42,14 +43,12 @@ from pdd.engine.rank_protocol import (
     RunStep,
     Shutdown,
     StepDone,
-    rank_command,
-    rank_environment,
 )
 from pdd.errors import EngineError, RankDied
 
-START_TIMEOUT_S = 600.0  # a large checkpoint from a cold disk
-SHUTDOWN_S = 2.0  # from Shutdown to SIGKILL
-DEATH_NOTE_S = 1.0  # from a closed socket to the exit status that explains it
+START_TIMEOUT_SECONDS = 600.0  # a large checkpoint from a cold disk
+SHUTDOWN_SECONDS = 2.0  # from Shutdown to SIGKILL
+DEATH_NOTE_SECONDS = 1.0  # from a closed socket to the exit status that explains it
 MAX_STDERR_LINE = 4096  # bytes
 
 _log = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class RankExecutor:
     """The rank processes of one node."""
 
     def __init__(
-        self, init: RankInit, *, step_timeout: float, start_timeout: float = START_TIMEOUT_S,
+        self, init: RankInit, *, step_timeout: float, start_timeout: float = START_TIMEOUT_SECONDS,
         on_progress: Callable[[int, RankProgress], object] | None = None,
         command: Callable[[int], list[str]] = rank_command,
     ) -> None:
@@ -117,7 +116,10 @@ class RankExecutor:
         self._spawned.wait()
         try:
             if self._spawn_error is not None:
-                raise EngineError(f"a rank process cannot be started: {self._spawn_error}") from self._spawn_error
+                raise EngineError(
+                    f"a rank process cannot be started: {self._spawn_error}",
+                    hint="Look at this service's limits of processes and memory (TasksMax, MemoryMax, ulimit -u).",
+                ) from self._spawn_error
             deadline = time.monotonic() + self._start_timeout
             for number, channel in enumerate(self._channels):
                 self._send(channel, msgspec.structs.replace(self._init, rank=number))
@@ -142,14 +144,14 @@ class RankExecutor:
             for channel in self._channels:
                 with contextlib.suppress(ChannelClosed):
                     channel.send(Shutdown())
-            deadline = time.monotonic() + SHUTDOWN_S
+            deadline = time.monotonic() + SHUTDOWN_SECONDS
             for rank in self._ranks:
                 try:
                     rank.process.wait(max(0.0, deadline - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     rank.process.kill()
         if self._keeper.is_alive() and self._keeper is not threading.current_thread():
-            self._keeper.join(SHUTDOWN_S)
+            self._keeper.join(SHUTDOWN_SECONDS)
         if first:
             for channel in self._channels:
                 channel.close()
@@ -209,7 +211,10 @@ class RankExecutor:
         except ChannelClosed as error:
             raise self._explain(error) from error
         if message is None:
-            hung = RankDied(f"rank {number} did not finish {what} within {timeout:g} s and was killed")
+            hung = RankDied(
+                f"rank {number} did not finish {what} within {timeout:g} s and was killed",
+                hint="Look at the load of this machine; engine.step_timeout bounds a step of engine.max_batch_tokens tokens.",
+            )
             self._note_death(hung)
             self._ranks[number].process.kill()
             raise hung
@@ -221,7 +226,7 @@ class RankExecutor:
 
     def _explain(self, error: ChannelClosed) -> RankDied:
         """The exit status of the rank behind a closed socket, once the keeper has it."""
-        self._died.wait(DEATH_NOTE_S)
+        self._died.wait(DEATH_NOTE_SECONDS)
         return self._death or error
 
     # -- keeper ---------------------------------------------------------------------------------------------------
@@ -286,7 +291,8 @@ class RankExecutor:
             self._read_stderr(rank)  # all that the pipe holds: its last words explain the death
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         words = f": {rank.last_lines[-1]}" if rank.last_lines else ""
-        self._note_death(RankDied(f"rank {rank.number} (pid {rank.process.pid}) {how}{words}"))
+        self._note_death(RankDied(f"rank {rank.number} (pid {rank.process.pid}) {how}{words}",
+                                  hint="Its last words are in the log; SIGKILL is often the OOM killer: see dmesg."))
 
     def _note_death(self, death: RankDied) -> None:
         """Remembers the first death that nobody asked for, and tells it."""

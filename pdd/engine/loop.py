@@ -40,7 +40,7 @@ from pdd.engine.snapshot import EngineSnapshot, Totals, take_snapshot
 from pdd.errors import Draining, EngineError
 from pdd.states import Recorder, State, record_nothing
 
-SNAPSHOT_EVERY_S = 0.02  # under load; before the thread sleeps there is always a fresh one
+SNAPSHOT_EVERY_SECONDS = 0.02  # under load; before the thread sleeps there is always a fresh one
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class EngineLoop:
         self._carry_out(self._scheduler.complete(decision.plan, result, returned), returned, None)
         self._flush()
         self._count_step(decision.plan, result, (began - started) + (self._clock() - returned))
-        if returned - self._snapshot.at >= SNAPSHOT_EVERY_S:
+        if returned - self._snapshot.at >= SNAPSHOT_EVERY_SECONDS:
             self._snapshot = self._picture(returned)
 
     def _take_in(self) -> None:

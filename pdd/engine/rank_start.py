@@ -33,7 +33,7 @@ from pdd.model.config import ModelConfig, fingerprint, load_config
 from pdd.model.llama import LlamaModel, load_model
 from pdd.model.safetensors_file import read_directory
 from pdd.topology import pinning, sysfs
-from pdd.topology.pairing import Rail, host_rail
+from pdd.topology.pairing import RailGroup, host_rail_group
 from pdd.units import show_bytes
 
 _log = logging.getLogger("pdd.rank")
@@ -64,7 +64,7 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
     if init.world != 1:
         raise ConfigError(f"tensor parallelism over {init.world} ranks is not supported yet",
                           hint="Start the node with one rank.")
-    home = host_rail(sysfs.read())
+    home = host_rail_group(sysfs.read())
     _set_threads(init.threads, home)
     model_dir = Path(init.model_dir)
     with _reading(model_dir):
@@ -100,7 +100,7 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
     return StartedRank(ready, runner, (kv_fd, counter_fd), memory)
 
 
-def _set_threads(threads: int, home: Rail) -> None:
+def _set_threads(threads: int, home: RailGroup) -> None:
     """`threads` of the forward pass, wherever the system puts them; 0: one on each CPU of a single NUMA node, and only
     there, so that weights and KV lie next to who reads them: the cores, and the NICs."""
     if not threads:

@@ -6,7 +6,8 @@ One scheduler for every node and every kind of request: to generate with local o
     WAITING -> WAITING_FOR_REMOTE_KV       pages for all tokens but the last; a prefiller is asked
             -> READY -> RUNNING            counted whole; got a slot
     RUNNING -> READY                       no page to grow into: gives its slot back, keeps its pages
-    READY, RUNNING -> WAITING              preempted: gives its pages back, starts over with prompt + output
+    READY, RUNNING -> WAITING              preempted: gives its pages back, starts over with prompt + output; here, if
+                                           no prefiller can
     RUNNING -> SENDING -> FINISHED         prefill-only, computed or cut short; pages stay until every write is terminal
 
 A step takes first the decode rows, oldest request first; then admits from the queue (`waiting`); then fills the rest
@@ -48,8 +49,9 @@ from pdd.engine.request import (
     RequestState,
     Tokens,
 )
-from pdd.engine.waiting import Verdict, WaitingQueue
-from pdd.errors import EngineError, Overloaded, PddError, RequestTimeout
+from pdd.engine.waiting import Admission, WaitingQueue
+from pdd.errors import Draining, EngineError, Overloaded, PddError, RequestTimeout
+from pdd.kv.layout import pages_of
 from pdd.kv.pool import PagePool, PageState
 from pdd.states import Recorder, record_nothing
 
@@ -79,7 +81,6 @@ class Scheduler:
         self._num_running = 0
         self._next_seq = 0
         self._next_step = 0
-        self.preemptions = 0  # monotonic
 
     # -- what others look at --------------------------------------------------------------------------------------
     @property
@@ -159,6 +160,8 @@ class Scheduler:
             self._orphans[attempt] = Orphan(record.request_id, now)
         else:
             self.pool.release(attempt)
+        if retry is None and record.output_len and not isinstance(error, Draining):
+            retry = KvSource.LOCAL  # it was preempted for others' sake: a stream that has begun is not given up for that
         if retry is None:
             error = error or EngineError("the remote KV failed without a reason")
             return self._end(record, FinishReason.ERROR, error, now)
@@ -295,21 +298,20 @@ class Scheduler:
         record.computed = 0
         record.move(RequestState.WAITING, now, "preempted")
         self._waiting.add(record)
-        self.preemptions += 1
 
     # -- admission ------------------------------------------------------------------------------------------------
-    def _try_admit(self, record: Record, effects: list[Effect], now: float) -> Verdict:
+    def _try_admit(self, record: Record, effects: list[Effect], now: float) -> Admission:
         remote = record.wants_remote
         if remote:
             ahead = len(self._fetching) + len(self._active) - self._num_running
             if ahead >= self._max_rows:
-                return Verdict.NO_SLOT
+                return Admission.NO_SLOT
         elif self._num_running >= self._max_rows:
-            return Verdict.NO_SLOT
+            return Admission.NO_SLOT
         num_tokens = len(record.tokens) - 1 if remote else len(record.tokens)
         num_pages = self._num_pages(num_tokens)
         if num_pages + self._headroom() > self.pool.num_free:
-            return Verdict.NO_PAGES
+            return Admission.NO_PAGES
         hold = self._new_id()
         pages = self.pool.reserve(hold, num_pages, PageState.RESERVED if remote else PageState.RUNNING)
         assert pages is not None
@@ -324,7 +326,7 @@ class Scheduler:
             self._num_running += 1
             if record.sink is not None:
                 effects.append(SinkOpen(record.request_id, record.sink, pages))
-        return Verdict.ADMITTED
+        return Admission.ADMITTED
 
     def _headroom(self) -> int:
         """Pages to leave free, so that a newcomer is not preempted at once by rows that grow. 0 on an idle node."""
@@ -332,7 +334,7 @@ class Scheduler:
         return min(growing, self.pool.num_pages // HEADROOM_DIVISOR)
 
     def _num_pages(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.limits.page_size)
+        return pages_of(num_tokens, self.limits.page_size)
 
     # -- the plan -------------------------------------------------------------------------------------------------
     def _plan(self, shares: Iterable[tuple[Record, int]], now: float) -> StepPlan:

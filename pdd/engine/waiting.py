@@ -2,14 +2,14 @@
 
 Requests that start over (preempted, or their remote KV failed) come first, then those that never started; within each, the
 order is arrival. A client that has seen tokens thus waits for older streams, never for a newcomer. A request that finds
-too few free pages may be passed by later ones that fit, for BYPASS_S: small requests are not held up by one that waits
+too few free pages may be passed by later ones that fit, for BYPASS_SECONDS: small requests are not held up by one that waits
 for many pages, and after that time nobody new passes, so pages add up until it fits. Those that started still go first,
 which cannot starve it: they are no more than there were when the passing ended.
 
 A request that was never admitted is dropped at its deadline; one that has started is not, however long it waits: the
-stream's own bound is the time between two tokens (scheduler.request_timeout). A
-prefill-only request has no deadline here: its decoder has one, which knows that a queue that moves is progress, and
-takes the request back (an abort) when nothing does.
+stream's own bound is the time between two tokens (scheduler.request_timeout). A prefill-only request has no deadline
+here: its decoder has one, which knows that a queue that moves is progress, and takes the request back (an abort) when
+nothing does.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator
 from pdd.engine.record import Record
 from pdd.engine.request import RequestState
 
-BYPASS_S = 2.0  # how long a request may be passed for want of pages
+BYPASS_SECONDS = 2.0  # how long a request may be passed for want of pages
 MAX_LOOKED_AT = 64  # waiting requests looked at in one step: bounds the cost of a long queue
 
 
-class Verdict(enum.Enum):
+class Admission(enum.Enum):
     """What became of one request's try."""
 
     ADMITTED = "admitted"
@@ -60,20 +60,20 @@ class WaitingQueue:
         if index < len(self._records) and self._records[index] is record:
             del self._records[index]
 
-    def admit(self, attempt: Callable[[Record], Verdict], now: float) -> None:
-        """Offers the requests to `attempt`, first come first, until the policy says to stop."""
+    def admit(self, offer: Callable[[Record], Admission], now: float) -> None:
+        """Offers the requests to `offer`, first come first, until the policy says to stop."""
         index = 0
         for _ in range(min(len(self._records), MAX_LOOKED_AT)):
             record = self._records[index]
-            verdict = attempt(record)
-            if verdict is Verdict.ADMITTED:
+            answer = offer(record)
+            if answer is Admission.ADMITTED:
                 del self._records[index]
                 continue
             index += 1
-            if verdict is Verdict.NO_PAGES:
+            if answer is Admission.NO_PAGES:
                 if record.blocked_since is None:
                     record.blocked_since = now
-                if now - record.blocked_since >= BYPASS_S:
+                if now - record.blocked_since >= BYPASS_SECONDS:
                     return
 
     def expire(self, now: float) -> list[Record]:

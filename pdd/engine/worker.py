@@ -1,6 +1,6 @@
 """The rank process: `python -m pdd.engine.worker --fd N`. Loads a model shard, then runs steps until told to stop.
 
-Started by the daemon with one end of a socketpair (engine/rank_protocol.py has the messages and how to start it). It
+Started by the daemon with one end of a socketpair (rank_protocol.py has the messages, rank_process.py how to start it). It
 ends when the socket closes, is killed by the kernel when the thread that started it dies, and ignores the terminal's
 SIGINT and SIGTERM: the daemon decides. Every failure is reported as RankFailed before the process exits; none is
 silent.
@@ -20,6 +20,7 @@ import socket
 import sys
 import traceback
 
+from pdd.engine.rank_process import rank_environment
 from pdd.engine.rank_protocol import (
     Channel,
     ChannelClosed,
@@ -29,7 +30,6 @@ from pdd.engine.rank_protocol import (
     RunStep,
     Shutdown,
     StepDone,
-    rank_environment,
 )
 from pdd.errors import EXIT_ENGINE_DIED, EXIT_OK, EngineError, ModelError, PddError
 

@@ -13,6 +13,11 @@ import dataclasses
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 
 
+def pages_of(num_tokens: int, page_size: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-num_tokens // page_size)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class KvLayout:
     """Geometry of one rank's KV region. All sizes are of this rank alone (`num_kv_heads` is after sharding)."""
@@ -52,4 +57,4 @@ class KvLayout:
         return (self.num_layers, self.num_pages, self.num_kv_heads, 2, self.page_size, self.head_dim)
 
     def num_pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.page_size)
+        return pages_of(num_tokens, self.page_size)

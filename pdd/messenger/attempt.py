@@ -88,6 +88,11 @@ class Attempt:
         return self.expected_bytes * num_units // self.expected_units if self.expected_units else 0
 
     @property
+    def arrived_pages(self) -> int:
+        """What the units counted make of the destination pages."""
+        return len(self.reserved.pages) * self.arrived_units // self.expected_units if self.expected_units else 0
+
+    @property
     def fits_a_frame(self) -> bool:
         """Whether one frame holds the request."""
         num_bytes = 4 * (len(self.reserved.tokens) + len(self.reserved.pages))
@@ -101,7 +106,7 @@ class Attempt:
             attempt=self.id, key=self.key, epoch=epoch, tokens=wire.pack_u32(reserved.tokens),
             pages=wire.pack_u32(reserved.pages), skip_tokens=reserved.skip_tokens,
             request_id=reserved.request_id[:256],
-        )  # fmt: skip
+        )
 
     def status(self, now: float, arrived_units: int) -> AttemptStatus:
         """`arrived_units`: as counted now; `self.arrived_units` is from when progress was last looked at."""
@@ -112,4 +117,4 @@ class Attempt:
             expected_units=self.expected_units,
             why=str(self.failure) if self.failure is not None else self.state.why,
             fence_error=self.link.fence_error if self.link is not None else "",
-        )  # fmt: skip
+        )

@@ -59,7 +59,7 @@ class Decoder:
         self, context: LinkContext, addresses: Sequence[Address], inbox: EngineInbox, planner: Planner,
         settings: DecoderSettings, *, connect: Connect = open_tcp, backoff: Backoff = Backoff(),  # noqa: B008
         rng: random.Random | None = None, report: Callable[[AttemptDone], None] = lambda done: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.peers = PeerTable(addresses, context, self, connect=connect, backoff=backoff, rng=rng)
         self.counters = DecoderCounters()
         self._context = context
@@ -126,7 +126,7 @@ class Decoder:
         ident = f"{reserved.request_id}/{reserved.attempt}"
         state = State(
             "attempt", ident, AttemptState.CHOOSING, TABLE, clock=context.clock, recorder=context.recorder
-        )  # fmt: skip
+        )
         attempt = Attempt(reserved, state, progress_at=self._awake.seconds)
         self._book.enter(attempt)
         self._count(attempts=1)
@@ -373,16 +373,16 @@ class Decoder:
                 request_id=attempt.reserved.request_id, attempt=attempt.id,
                 peer=attempt.link.name if attempt.link is not None else "", whole=whole, why=attempt.state.why,
                 reason="" if whole else reason(attempt), asked=attempt.asked, finished=attempt.state.since,
-                units=attempt.arrived_units, bytes=num_bytes,
+                units=attempt.arrived_units, bytes=num_bytes, pages=attempt.arrived_pages,
             )
-        )  # fmt: skip
+        )
 
     def _verdict(self, attempt: Attempt) -> tuple[KvSource | None, Exception | None]:
         verdict = self._judge.failed(attempt, closing=self._closing)
         self._count(
             retries=verdict.retry is KvSource.REMOTE, local_fallbacks=verdict.retry is KvSource.LOCAL,
             failed=verdict.error is not None,
-        )  # fmt: skip
+        )
         return verdict.retry, verdict.error
 
     def _fence(self, attempt: Attempt, why: str) -> None:

@@ -26,7 +26,7 @@ class LinkEndpoint:
     def __init__(
         self, fabric: FabricPort, events: FabricEvents, handler: EndpointHandler, regions: Sequence[int],
         threads: Executor,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ident: int | None = None
         self._fabric = fabric
         self._events = events

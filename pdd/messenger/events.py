@@ -87,10 +87,6 @@ class FabricEvents:
         if message is not None:
             handler.endpoint_failed(message)
 
-    @property
-    def num_endpoints(self) -> int:
-        return len(self._endpoints)
-
     def pump(self) -> None:
         """Handles all events that wait."""
         while batch := self._fabric.drain(_BATCH):

@@ -116,7 +116,7 @@ async def exchange_hello(
         return wire.Hello(
             name=node.name, role=node.role, epoch=node.epoch, provider=node.provider, geometry=node.geometry,
             descriptor=descriptor, version=node.version, dialled=dialled[:256], max_tokens=node.max_tokens,
-        )  # fmt: skip
+        )
 
     if dialled:
         stream.send(hello(await describe()))
@@ -137,11 +137,12 @@ async def exchange_hello(
 
 def _judge(node: LocalNode, theirs: wire.Hello, compare: Compare, *, initiator: bool) -> None:
     if theirs.epoch == node.epoch:
-        raise PeerIncompatible("the address leads back to this node itself")
+        raise PeerIncompatible("the address leads back to this node itself", hint="take it out of peers.static")
     wanted = ("prefill", "both") if initiator else ("decode", "both")
     if theirs.role not in wanted:
         needed = " or ".join(wanted)
-        raise PeerIncompatible(f"{theirs.name} has role {theirs.role!r}; this side of a link needs {needed}")
+        raise PeerIncompatible(f"{theirs.name} has role {theirs.role!r}; this side of a link needs {needed}",
+                               hint="a decoder lists prefillers (peers.static), by what each has in peers.listen")
     diff = compare(node.geometry, theirs.geometry)
     if diff:
         raise Refusal(f"{theirs.name} cannot work with this node: {'; '.join(map(str, diff))}", diff)

@@ -42,7 +42,7 @@ class Ending:
         return wire.PrefillEnded(
             attempt=attempt, reason=self.reason, message=self.message[:4000], ok_units=ok, failed_units=failed,
             unknown_units=unknown, retryable=self.retryable,
-        )  # fmt: skip
+        )
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class Job:
             request_id=self.request_id, client_id=self.client_id, peer=self.link.name, attempt=self.attempt,
             state=self.state.value.value, age_seconds=now - self.state.since, num_tokens=self.num_tokens,
             computed_tokens=self.sink.computed_tokens, why=self.state.why,
-        )  # fmt: skip
+        )
 
     @property
     def is_over(self) -> bool:

@@ -108,7 +108,7 @@ class PeerLink:
     def __init__(
         self, context: LinkContext, stream: FrameStream, handler: LinkHandler, *, initiator: bool, label: str,
         admit: Callable[[PeerLink], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.label = label  # the address dialled, or the one that called: for logs
         self.error: PddError | None = None  # why the link ended
         self.hello: wire.Hello | None = None
@@ -134,7 +134,7 @@ class PeerLink:
         self._next_beat_at = 0.0
         self._state = State(
             "link", label, LinkState.HANDSHAKE, _TABLE, clock=context.clock, recorder=context.recorder
-        )  # fmt: skip
+        )
 
     # -- asking ---------------------------------------------------------------------------------------------------
     @property
@@ -255,7 +255,7 @@ class PeerLink:
                 seq=self._seq, load=pulse.load, draining=pulse.draining, progress=pulse.progress,
                 echo=self._last_seq_received, echo_age_us=max(0, int(age * 1e6)),
             )
-        )  # fmt: skip
+        )
 
     # -- fabric events (EndpointHandler) ----------------------------------------------------------------------------
     def endpoint_failed(self, message: str) -> None:
@@ -280,7 +280,7 @@ class PeerLink:
                 hello = await handshake.exchange_hello(
                     self._stream, context.node, dialled=self.label if self._initiator else "",
                     describe=self._open_endpoint, compare=context.compare,
-                )  # fmt: skip
+                )
                 self.hello = hello
                 await self._connect_endpoint(hello.descriptor)
             if self.state is not LinkState.HANDSHAKE:  # fenced meanwhile

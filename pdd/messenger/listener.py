@@ -73,7 +73,7 @@ class PeerListener:
                 link, *outstanding.get(link, (0, 0)),
             )
             for link in (*self.links, *stuck)
-        )  # fmt: skip
+        )
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,7 +86,7 @@ class PeerListener:
         set_socket_options(writer)
         link = PeerLink(
             self._context, stream, self._handler, initiator=False, label=stream.peer_name, admit=self._admit
-        )  # fmt: skip
+        )
         # A task of our own: asyncio reports the cancellation of one that it made itself as an error.
         self._links[link] = asyncio.create_task(self._keep(link), name=f"decoder {link.label}")
 

@@ -3,8 +3,7 @@
 Membership is a list of addresses, which may be replaced at any time. Every address has one task, which nothing but the
 end of its membership ends: dial, run the link, wait, dial again. A peer that is replaced or restarted is met again by
 the next dial, as a new epoch, with a new endpoint; the old link's fence may still be on its way then, and does not
-delay the new one. The table does not choose a peer for an attempt and knows
-nothing of attempts.
+delay the new one. The table does not choose a peer for an attempt and knows nothing of attempts.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class PeerTable:
     def __init__(
         self, addresses: Sequence[Address], context: LinkContext, handler: LinkHandler, *,
         connect: Connect = open_tcp, backoff: Backoff = Backoff(), rng: random.Random | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._context = context
         self._handler = handler
         self._connect = connect
@@ -250,7 +249,7 @@ class PeerTable:
         peer.link = PeerLink(
             self._context, FrameStream(reader, writer), self._handler, initiator=True, label=str(peer.address),
             admit=admit,
-        )  # fmt: skip
+        )
         try:
             await peer.link.run()
             if peer.link.error is not None:
@@ -287,7 +286,7 @@ class PeerTable:
             state=peer.state, age_seconds=now - (link.since if link is not None else peer.down_since),
             last_error=peer.last_error, epoch=peer.epoch, via=self._context.node.provider, diff=peer.diff,
             num_connects=peer.num_connects, fence_error=self._fence_error(peer),
-        )  # fmt: skip
+        )
         return base if link is None else with_link(base, link, *outstanding(link))
 
     def _fence_error(self, peer: Peer) -> str:
@@ -302,7 +301,7 @@ def with_link(base: PeerStatus, link: PeerLink, num_outstanding: int, outstandin
         base, version=link.peer.version, rtt_seconds=link.rtt_seconds, draining=link.peer_draining,
         queued_tokens=link.load.queued_tokens, running=link.load.running, free_pages=link.load.free_pages,
         outstanding=num_outstanding, outstanding_tokens=outstanding_tokens,
-    )  # fmt: skip
+    )
 
 
 async def wait_fenced(links: Sequence[PeerLink], seconds: float) -> bool:

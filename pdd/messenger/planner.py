@@ -17,7 +17,7 @@ def shard_spec(geometry: wire.Geometry) -> sharding.ShardSpec:
     return sharding.ShardSpec(
         num_layers=geometry.num_layers, num_kv_heads=geometry.num_kv_heads, head_dim=geometry.head_dim,
         dtype=geometry.dtype, page_size=geometry.page_size, num_pages=geometry.num_pages, tp=geometry.tp,
-    )  # fmt: skip
+    )
 
 
 def compare(ours: wire.Geometry, theirs: wire.Geometry) -> tuple[FieldDiff, ...]:
@@ -51,22 +51,22 @@ class ShardPlanner:
 
     def expected_units(
         self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
-    ) -> int:  # fmt: skip
+    ) -> int:
         return sharding.node_units(shard_spec(source), shard_spec(destination), num_tokens, skip_tokens)
 
     def expected_bytes(
         self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
-    ) -> int:  # fmt: skip
+    ) -> int:
         return sharding.node_bytes(shard_spec(source), shard_spec(destination), num_tokens, skip_tokens)
 
     def plan(
         self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],
         destination_pages: Sequence[int], num_tokens: int, skip_tokens: int,
-    ) -> Sequence[ShardPush]:  # fmt: skip
+    ) -> Sequence[ShardPush]:
         writes = sharding.plan_node_writes(
             shard_spec(source), shard_spec(destination), num_tokens=num_tokens, skip_tokens=skip_tokens,
             src_pages=source_pages, dst_pages=destination_pages,
-        )  # fmt: skip
+        )
         return tuple(map(self._push, writes))
 
     def _push(self, writes: sharding.ShardWrites) -> ShardPush:
@@ -75,5 +75,5 @@ class ShardPlanner:
             dst_offset=writes.dst_offset, nbytes=writes.nbytes, units=writes.units,
             src_layer_stride=writes.src_layer_stride, dst_layer_stride=writes.dst_layer_stride,
             num_layers=writes.num_layers,
-        )  # fmt: skip
+        )
         return ShardPush(native, writes)

@@ -60,12 +60,12 @@ class Planner(Protocol):
 
     def expected_units(
         self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Units that make the KV of `num_tokens` tokens whole, over all ranks of the destination."""
 
     def expected_bytes(
         self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Bytes that those units stand for."""
 
     def plan(

@@ -21,13 +21,15 @@ from collections.abc import Callable
 
 from pdd.engine.request import EngineEvent, EngineInbox, Finished, FinishReason, PrefillSpec
 from pdd.errors import PeerProtocol, RequestError
+from pdd.kv.layout import pages_of
 from pdd.messenger import wire
+from pdd.messenger.endings import Answered, Tombstones
 from pdd.messenger.events import TransferEnd
 from pdd.messenger.job import TABLE, Ending, Job, JobState
 from pdd.messenger.link import LinkContext, PeerLink, Pulse
 from pdd.messenger.listener import PeerListener
 from pdd.messenger.ports import Planner, PushPlan
-from pdd.messenger.requests import Answered, Checked, Tombstones, check_request
+from pdd.messenger.requests import Checked, check_request
 from pdd.messenger.settings import PrefillLimits
 from pdd.messenger.sink import Post, Pusher, PushSink
 from pdd.messenger.status import JobDone, JobStatus, PeerStatus, PrefillerCounters, added
@@ -52,7 +54,7 @@ class Prefiller:
         self, context: LinkContext, sock: socket.socket, inbox: EngineInbox, planner: Planner, *,
         watch: int, post: Post, load: Callable[[], wire.Load], report: Callable[[JobDone], None] = lambda done: None,
         limits: PrefillLimits = PrefillLimits(),  # noqa: B008  frozen
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.listener = PeerListener(sock, context, self)
         self.counters = PrefillerCounters()
         self._context = context
@@ -186,7 +188,7 @@ class Prefiller:
             num_tokens = len(checked.tokens)
             return list(
                 self._planner.plan(ours, theirs, source_pages, checked.pages, num_tokens, request.skip_tokens)
-            )  # fmt: skip
+            )
 
         assert link.endpoint is not None
         sink = PushSink(self._pusher, request_id, link.endpoint, request.key, make_plans)
@@ -196,7 +198,7 @@ class Prefiller:
             num_tokens=len(checked.tokens),
             num_units=self._planner.expected_units(ours, theirs, len(checked.tokens), request.skip_tokens),
             state=State("job", request_id, JobState.QUEUED, TABLE, clock=context.clock, recorder=context.recorder),
-        )  # fmt: skip
+        )
         self._jobs[request_id] = view.jobs[job.attempt] = job
         self._idle.clear()
         self._count(jobs=1)
@@ -326,8 +328,9 @@ class Prefiller:
                 reason=reason, error="" if whole else ending.message, received=job.received, started=job.started,
                 computed=job.computed, finished=self._context.clock(), num_tokens=job.num_tokens, units=end.ok,
                 writes=end.writes, bytes=end.bytes, busy_seconds=end.busy_seconds, exposed_seconds=end.exposed_seconds,
+                pages=pages_of(job.num_tokens, self._context.node.geometry.page_size) * end.ok // max(1, job.num_units),
             )
-        )  # fmt: skip
+        )
 
     def _count(self, **amounts: int) -> None:
         self.counters = added(self.counters, **amounts)

@@ -42,7 +42,7 @@ class PushSink:
     def __init__(
         self, pusher: Pusher, request_id: str, endpoint: int, key: int,
         make_plans: Callable[[tuple[int, ...]], Sequence[PushPlan]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.armed_tokens = 0  # the running step included
         self.computed_tokens = 0  # of steps that have ended: one runs at a time, so the next arm or the close tells
         self._running_to = 0  # the last token of the running step

@@ -89,11 +89,12 @@ class AttemptDone:
     peer: str  # "" when nobody was asked
     whole: bool
     why: str
-    reason: str  # "" when whole; else refused, failed, cancelled, stalled, peer_lost, overrun
+    reason: str  # "" when whole; else one of metrics.FAILURE_REASONS
     asked: float | None
     finished: float
     units: int  # counted
-    bytes: int  # that those stand for
+    bytes: int  # that those stand for, and
+    pages: int  # of this node
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class JobDone:
     bytes: int
     busy_seconds: float  # with writes queued or in flight
     exposed_seconds: float  # of it, after the last layer
+    pages: int  # of this node whose KV was written in all layers, or as good as that
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

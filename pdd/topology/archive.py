@@ -25,6 +25,7 @@ MAX_UNPACKED_BYTES = 256 << 20
 MAX_ENTRIES = 300_000
 MAX_KEPT_BYTES = 64 << 20
 _MAX_NAME = 1024
+_MAX_PARTS = 64  # of a name; devices behind many switches have about 20
 _KEPT = ("sys", "proc", "etc", "dev")  # of a file system's root; all that a reader ever asks for
 
 
@@ -70,7 +71,8 @@ BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError)  # wh
 
 
 class _Header(tarfile.TarInfo):
-    """tarfile takes a broken header as the end, and what follows as not there; here only the end is the end."""
+    """tarfile takes a broken header as the end, and what follows as not there; here only the end is the end. Numbers of
+    an extended header that are none, and extended headers of extended headers without end, are a broken header too."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
@@ -80,6 +82,8 @@ class _Header(tarfile.TarInfo):
             if str(error) == "end of file header":
                 raise
             raise tarfile.ReadError(f"{error} at byte {archive.offset}") from error
+        except (ValueError, RecursionError) as error:
+            raise tarfile.ReadError(f"bad extended header at byte {archive.offset}: {error}") from error
 
 
 def read_tar(path: Path) -> Memory:
@@ -92,6 +96,9 @@ def read_tar(path: Path) -> Memory:
                 if count >= MAX_ENTRIES:
                     raise TopologyError(f"{path}: more than {MAX_ENTRIES} entries", hint="Export it again.")
                 name = _inside(path, member.name)
+                if len(memory) > MAX_ENTRIES:  # directories that only the names of others tell of
+                    raise TopologyError(f"{path}: more than {MAX_ENTRIES} entries, their directories included",
+                                        hint="Export it again.")
                 if not set(name.split("/")[:3]).intersection(_KEPT):
                     continue
                 if member.isdir():
@@ -121,6 +128,9 @@ def _tar(stream: Bounded) -> tarfile.TarFile:
 
 def _inside(path: Path, name: str) -> str:
     parts = [part for part in name.split("/") if part not in ("", ".")]
+    if len(parts) > _MAX_PARTS:
+        raise TopologyError(f"{path}: has an entry {len(parts)} directories deep: {name[:80]!r}",
+                            hint="This is no export of a topology.")
     if ".." in parts or len(name) > _MAX_NAME or "\0" in name:
         raise TopologyError(f"{path}: has an entry that leads out of it: {name[:80]!r}",
                             hint="This is no export of a topology; do not unpack it.")

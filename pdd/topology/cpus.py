@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-MAX_CPUS = 1 << 16
+MAX_CPUS = 1 << 13  # as many as a Linux kernel can be built for
 
 _MASK_GROUP = re.compile(r"(0x)?[0-9a-fA-F]{0,8}")
 
@@ -17,10 +17,15 @@ _MASK_GROUP = re.compile(r"(0x)?[0-9a-fA-F]{0,8}")
 def parse_list(text: str) -> tuple[int, ...]:
     """(0, 1, 2, 8) of "0-2,8". Empty for an empty or unreadable list."""
     cpus: set[int] = set()
+    left = MAX_CPUS  # a list names no CPU twice
     for part in text.strip().split(","):
         first, dash, last = part.partition("-")
         if _is_cpu(first) and (not dash or _is_cpu(last)):
-            cpus.update(range(int(first), int(last or first) + 1))
+            named = range(int(first), int(last or first) + 1)
+            left -= len(named)
+            if left < 0:
+                return ()
+            cpus.update(named)
     return tuple(sorted(cpus))
 
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 MAX_FILE_BYTES = 64 << 10
 _MAX_LINKS = 40  # as the kernel
+_MAX_PARTS = 512  # of a path with links in it: one that a link makes longer is not followed
 
 
 class Store(Protocol):
@@ -55,9 +56,12 @@ class Tree:
             if links < _MAX_LINKS and self.store.kind(self._at(here)) == "l":
                 links += 1
                 target = self.store.target(self._at(here))
+                steps = [each for each in reversed(target.split("/")) if each]
+                if len(done) + len(waiting) + len(steps) > _MAX_PARTS:
+                    return here
                 if target.startswith("/"):
                     done = []
-                waiting += [each for each in reversed(target.split("/")) if each]
+                waiting += steps
             else:
                 done.append(part)
         return "/".join(done)
@@ -136,6 +140,10 @@ class Memory:
         self._files: dict[str, bytes] = {}
         self._links: dict[str, str] = {}
         self._children: dict[str, set[str]] = {"": set()}
+
+    def __len__(self) -> int:
+        """Directories, files and links."""
+        return len(self._children) + len(self._files) + len(self._links)
 
     def add_dir(self, path: str) -> None:
         child = ""

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pdd.topology import cpus
-from pdd.topology.pairing import Plan, Rail
+from pdd.topology.pairing import Plan, RailGroup
 from pdd.topology.paths import common_bridges, distance, place_known
 from pdd.topology.types import Finding, Gpu, Nic, PathClass, PciDevice, Topology
 from pdd.units import show_bytes
@@ -48,7 +48,7 @@ def _nics(topology: Topology) -> Iterator[Finding]:
         yield Finding("T018", "info", message)
 
 
-def _paths(topology: Topology, rails: dict[int | None, Rail]) -> Iterator[Finding]:
+def _paths(topology: Topology, rails: dict[int | None, RailGroup]) -> Iterator[Finding]:
     nics = {nic.name: nic for nic in topology.rdma_nics}
     for gpu in topology.gpus:
         rail = rails[gpu.index]
@@ -116,7 +116,7 @@ def _limits(topology: Topology) -> Iterator[Finding]:
         yield Finding("T031", "warn", f"{message}: KV is staged through host memory")
 
 
-def _peer_to_peer(topology: Topology, rails: dict[int | None, Rail]) -> Iterator[Finding]:
+def _peer_to_peer(topology: Topology, rails: dict[int | None, RailGroup]) -> Iterator[Finding]:
     nics = {nic.name: nic for nic in topology.rdma_nics}
     for gpu in topology.gpus:
         for name in rails[gpu.index].nics:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from pdd.topology import cpus, hwloc_links, names
-from pdd.topology.types import Gpu, Nic, NumaNode, PciDevice, Topology
+from pdd.topology.types import MAX_NODES, Gpu, Nic, NumaNode, PciDevice, Topology
 from pdd.topology.xml_tree import Element
 
 _NETWORK, _OPENFABRICS = "network", "openfabrics"
@@ -21,8 +21,6 @@ _IO = ("Bridge", "PCIDev", "OSDev", "Misc")
 _PCI_TYPE = re.compile(r"([0-9a-fA-F]{4}) \[([0-9a-fA-F]{4}):([0-9a-fA-F]{4})\]")
 _PCI_RANGE = re.compile(r"([0-9a-fA-F]{1,8}):\[([0-9a-fA-F]{2})-[0-9a-fA-F]{2}\]")
 _PORT_STATE = re.compile(r"Port(\d{1,3})State")
-_PORT_STATES = {"1": "down", "2": "init", "3": "init", "4": "active", "5": "active"}
-_BEST_FIRST = ("active", "init", "unknown", "down")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ def _numa_nodes(root: Element, machine: Element, usable: int, packages: dict[int
                                                     names.number(element.get("os_index"), 10) or 0))
     found = {}
     taken: set[int] = set()
-    for element in ordered:
+    for element in ordered[: MAX_NODES + 1]:
         mask = _set(element, "cpuset")
         index = names.number(element.get("os_index"), 10)
         if index is None or index in found:
@@ -105,9 +103,13 @@ def _numa_nodes(root: Element, machine: Element, usable: int, packages: dict[int
 
 
 def _cores(root: Element, usable: int) -> tuple[tuple[int, ...], ...]:
-    cores = (tuple(cpus.bits(_set(element, "cpuset") & usable)) for element in root.all("object")
-             if element.get("type") == "Core")
-    return tuple(sorted(core for core in cores if core))
+    """A CPU is of one core: of the first that names it."""
+    cores = []
+    for element in root.all("object"):
+        if element.get("type") == "Core" and (mask := _set(element, "cpuset") & usable):
+            usable &= ~mask
+            cores.append(tuple(cpus.bits(mask)))
+    return tuple(sorted(cores))
 
 
 class _Devices:
@@ -194,9 +196,9 @@ def _infos(elements: list[Element]) -> dict[str, str]:
 
 
 def _rdma_nic(name: str, netdev: str | None, device: PciDevice, infos: dict[str, str]) -> Nic:
-    states = {match.group(1): _PORT_STATES.get(value.split(":")[0].strip(), "unknown")
+    states = {match.group(1): names.port_state(value)
               for key, value in infos.items() if (match := _PORT_STATE.fullmatch(key))}
-    port = min(states, key=lambda each: _BEST_FIRST.index(states[each]), default="1")
+    port = names.best_port(states, "1")
     if names.is_efa(device.vendor_id, device.device_id):
         kind = "efa"
     elif names.is_cxi(device.vendor_id, device.device_id):

@@ -33,11 +33,14 @@ def read(root: Element, gpus: Collection[str]) -> tuple[GpuLink, ...]:
 
 def _addresses(root: Element) -> Iterator[tuple[str, str]]:
     """gp_index → PCI address, of PCI devices and of what they show as."""
-    for device in root.all("object"):
-        address = names.pci_address(device.get("pci_busid"))
-        if address is not None and device.get("type") == "PCIDev":
-            for each in device.all("object"):
-                yield each.get("gp_index"), address
+    waiting: list[tuple[Element, str | None]] = [(root, None)]
+    while waiting:
+        element, around = waiting.pop()
+        if element.get("type") == "PCIDev":
+            around = names.pci_address(element.get("pci_busid")) or around
+        if around is not None:
+            yield element.get("gp_index"), around
+        waiting += [(child, around) for child in element.children if child.tag == "object"]
 
 
 def _values(matrix: Element, tag: str) -> list[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 NVIDIA, AMD, AMAZON, HPE = 0x10DE, 0x1002, 0x1D0F, 0x17DB
 _CXI = (HPE, 0x0501)  # Slingshot
 _DISPLAY_CLASSES = (0x0300, 0x0302, 0x0380)  # VGA, 3D, other display
 _ACCELERATOR = 0x1200
+_PORT_STATES = {"1": "down", "2": "init", "3": "init", "4": "active", "5": "active"}
+_BEST_FIRST = ("active", "init", "unknown", "down")
 _PCI_ADDRESS = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})\.([0-7])")
 # Names that the kernel and udev give to network interfaces, as opposed to RDMA devices.
 _NETDEV = re.compile(r"(eth|en[opsxuidbaPv]|wl|ww|sl|bond|team|br|veth|docker|virbr|tun|tap|hsn|lo$|ib\d+$|usb|vlan|macvlan)")
@@ -42,8 +45,18 @@ def rdma_kind_of_class(class_id: int | None) -> str:
     return "ib" if class_id in (0x0207, 0x0208, 0x0C06) else "roce"
 
 
-def ethernet_kind(name: str, class_id: int | None = None) -> str:
+def ethernet_kind(name: str) -> str:
     return "wifi" if name.startswith(("wl", "ath")) else "ethernet"
+
+
+def port_state(text: str) -> str:
+    """Of an RDMA port, in the words of types.Nic; `text` begins with the kernel's number, as in "4: ACTIVE"."""
+    return _PORT_STATES.get(text.split(":")[0].strip(), "unknown")
+
+
+def best_port(states: Mapping[str, str], default: str) -> str:
+    """Of a device's ports the one to use, by their states; `default` when there is none."""
+    return min(states, key=lambda port: _BEST_FIRST.index(states[port]), default=default)
 
 
 def is_netdev_name(name: str) -> bool:

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from pdd.topology import cpus, names
-from pdd.topology.types import Gpu, GpuLink, Nic, NumaNode, PciDevice, Topology
+from pdd.topology.types import MAX_NODES, Gpu, GpuLink, Nic, NumaNode, PciDevice, Topology
 from pdd.topology.xml_tree import Element
 
 _LINKS = ("nvlink", "xgmi", "c2c")
@@ -24,7 +24,7 @@ def read(root: Element, host: str) -> Topology:
         reader.cpu(element)
     reader.gpus.sort(key=lambda gpu: names.pci_order(gpu.pci.address))
     gpus = {gpu.pci.address for gpu in reader.gpus}
-    numa = tuple(NumaNode(index, tuple(cpus.bits(mask))) for index, mask in sorted(reader.nodes.items()))
+    numa = tuple(NumaNode(index, tuple(cpus.bits(mask))) for index, mask in sorted(reader.nodes.items())[: MAX_NODES + 1])
     return Topology(
         host=host,
         source=("nccl",),

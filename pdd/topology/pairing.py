@@ -28,7 +28,7 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rail:
+class RailGroup:
     """What one rank uses: a device, its NICs, the CPUs of the worker that drives them."""
 
     gpu: int | None  # None: the CPU rank of a machine without GPUs
@@ -43,7 +43,7 @@ class Rail:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
     pairs: tuple[Pair, ...]
-    rails: tuple[Rail, ...]
+    rails: tuple[RailGroup, ...]
 
 
 def plan(topology: Topology) -> Plan:
@@ -63,7 +63,7 @@ def plan(topology: Topology) -> Plan:
             pairs.append(Pair(gpu.index, nic.name, path, index in given[position], why))
         rails.append(_rail(topology, gpu, [nics[index] for index in given[position]]))
     if not gpus:
-        rails.append(host_rail(topology))
+        rails.append(host_rail_group(topology))
     return Plan(tuple(pairs), _split_cores(topology, rails))
 
 
@@ -97,7 +97,7 @@ def _families(nics: tuple[Nic, ...]) -> Counter[tuple[str, int | None, int | Non
 
 
 def _why(topology: Topology, gpus: list[Gpu], nics: tuple[Nic, ...], candidates: list[int], given: tuple[int, ...],
-         users: dict[int, list[int]], position: int, index: int) -> str:  # fmt: skip
+         users: dict[int, list[int]], position: int, index: int) -> str:
     nic, gpu = nics[index], gpus[position]
     if index in given:
         if not (place_known(topology, gpu.pci) and place_known(topology, nic.pci)) and _far(topology, gpu, nic):
@@ -133,16 +133,16 @@ def gpu_name(topology: Topology, gpu: Gpu) -> str:
 
 
 # -- CPUs --------------------------------------------------------------------------------------------------------------
-def _rail(topology: Topology, gpu: Gpu, nics: list[Nic]) -> Rail:
+def _rail(topology: Topology, gpu: Gpu, nics: list[Nic]) -> RailGroup:
     path = path_class(gpu.pci, nics[0].pci, one_node=topology.one_node) if nics else None
     at, whose = gpu.pci.numa, f"GPU{gpu.index}"
     if nics and nics[0].pci is not None and nics[0].pci.numa is not None:
         at, whose = nics[0].pci.numa, nics[0].name
     numa, near, why = _near_cpus(topology, at, whose)
-    return Rail(gpu.index, tuple(nic.name for nic in nics), path, numa, near, near, why)
+    return RailGroup(gpu.index, tuple(nic.name for nic in nics), path, numa, near, near, why)
 
 
-def host_rail(topology: Topology) -> Rail:
+def host_rail_group(topology: Topology) -> RailGroup:
     """Of a rank that computes on CPUs, with KV in host memory: next to the NICs of the node that has most of them; else
     where this process may run first."""
     usable = [nic for nic in topology.rdma_nics if nic.usable]
@@ -154,11 +154,11 @@ def host_rail(topology: Topology) -> Rail:
         at = max(sorted(weight), key=weight.__getitem__)
         nics = tuple(nic.name for nic in usable if nic.pci is not None and nic.pci.numa == at)
         numa, near, why = _near_cpus(topology, at, nics[0])
-        return Rail(None, nics, None, numa, near, near, why)
+        return RailGroup(None, nics, None, numa, near, near, why)
     first = topology.cpus[:1]
     home = next((node.index for node in topology.numa if first and first[0] in node.cpus), None)
     numa, near, why = _near_cpus(topology, home, "the first CPU of this process")
-    return Rail(None, tuple(nic.name for nic in usable), None, numa, near, near, why)
+    return RailGroup(None, tuple(nic.name for nic in usable), None, numa, near, near, why)
 
 
 def _near_cpus(topology: Topology, at: int | None, whose: str) -> tuple[int | None, tuple[int, ...], str]:
@@ -176,7 +176,7 @@ def _near_cpus(topology: Topology, at: int | None, whose: str) -> tuple[int | No
     return at, topology.cpus, f"all CPUs: NUMA node {at} of {whose} {why}"
 
 
-def _split_cores(topology: Topology, rails: list[Rail]) -> tuple[Rail, ...]:
+def _split_cores(topology: Topology, rails: list[RailGroup]) -> tuple[RailGroup, ...]:
     """Each rail's worker gets whole cores of its own, as long as there is one for each; the same CPUs are shared where
     nobody knows which of them share a core."""
     sharing = Counter(rail.cpus for rail in rails)

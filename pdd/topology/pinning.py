@@ -49,7 +49,7 @@ def place_memory(memory: mmap.mmap, node: int | None) -> str | None:
         refused = libc.syscall(
             ctypes.c_long(number), ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_ulong(len(memory)),
             ctypes.c_long(_MPOL_PREFERRED), words, ctypes.c_ulong(len(words) * _BITS + 1), ctypes.c_ulong(0),
-        )  # fmt: skip
+        )
         if refused:
             why = os.strerror(ctypes.get_errno())
             return f"the system refuses to place KV memory on NUMA node {node}: {why} [T023]"

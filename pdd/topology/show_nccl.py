@@ -88,7 +88,7 @@ def _gpu(gpu: Gpu, links: list[GpuLink]) -> list[str]:
     inside = [
         f'  <{tag} target={quoteattr(link.target)} count="{link.count}" tclass="{_LINK_CLASSES[link.target_kind]}"/>'
         for link in links if link.count is not None
-    ]  # fmt: skip
+    ]
     return [f"{opening}>", *inside, "</gpu>"] if inside else [f"{opening}/>"]
 
 

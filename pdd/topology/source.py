@@ -12,9 +12,9 @@ from pathlib import Path
 from pdd.errors import TopologyError
 from pdd.topology import archive, hwloc, names, nccl, sysfs, xml_tree
 from pdd.topology.files import Directory, Memory, Recorder, Store, Tree
-from pdd.topology.types import Topology
+from pdd.topology.types import MAX_NODES, Topology
 
-MAX_GPUS, MAX_NICS, MAX_NODES = 256, 2048, 1024  # each GPU is held against each NIC
+MAX_GPUS, MAX_NICS = 256, 2048  # each GPU is held against each NIC
 _TAR_MAGIC = slice(257, 262)
 _HOW = "Give a directory or tar made by `pdd topology --export`, hwloc's XML (lstopo --of xml) or NCCL's."
 _MAX_DEPTH_OF_SYS = 2  # directories between the top of a copy and its sys/

@@ -12,7 +12,9 @@ from pathlib import Path
 from pdd.topology import cpus, names, sysfs_limits, sysfs_nics
 from pdd.topology.files import Directory, Tree
 from pdd.topology.sysfs_pci import PciBus
-from pdd.topology.types import Gpu, NumaNode, Topology
+from pdd.topology.types import MAX_NODES, Gpu, NumaNode, Topology
+
+_MOST_SIBLINGS = 64  # of a core; real ones have 1 to 16 threads
 
 
 def read(root: Path = Path("/"), host: str | None = None) -> Topology:
@@ -60,17 +62,20 @@ def _is_index(text: str) -> bool:
 
 
 def _numa_nodes(tree: Tree) -> tuple[NumaNode, ...]:
+    """A CPU is of one node: of the first that names it."""
     top = "sys/devices/system/node"
     online = _online(tree)
-    found = []
+    found: list[NumaNode] = []
+    taken: set[int] = set()
     for name in tree.names(top):
-        if name.startswith("node") and _is_index(name[4:]):
+        if name.startswith("node") and _is_index(name[4:]) and len(found) <= MAX_NODES:
             listed = (
                 cpus.parse_list(tree.text(f"{top}/{name}/cpulist"))
                 or cpus.parse_mask(tree.text(f"{top}/{name}/cpumap"))
                 or tuple(_cpu_entries(tree, f"{top}/{name}"))
             )
-            usable = tuple(cpu for cpu in listed if cpu in online or not online)
+            usable = tuple(cpu for cpu in listed if (cpu in online or not online) and cpu not in taken)
+            taken.update(usable)
             found.append(NumaNode(int(name[4:]), usable, _package(tree, usable)))
     return tuple(sorted(found, key=lambda node: node.index))
 
@@ -88,7 +93,7 @@ def _cores(tree: Tree, online: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     for cpu in online:
         top = f"sys/devices/system/cpu/cpu{cpu}/topology"
         siblings = cpus.parse_list(tree.text(f"{top}/thread_siblings_list") or tree.text(f"{top}/core_cpus_list"))
-        if cpu not in siblings:
+        if cpu not in siblings or len(siblings) > _MOST_SIBLINGS:
             return ()
         found.add(tuple(each for each in siblings if each in known))
     return tuple(sorted(found))

@@ -15,8 +15,6 @@ from pdd.topology.types import Nic
 _RDMA = "sys/class/infiniband"
 _NET = "sys/class/net"
 _VERBS = "sys/class/infiniband_verbs"
-_PORT_STATES = {"1": "down", "2": "init", "3": "init", "4": "active", "5": "active"}
-_BEST_FIRST = ("active", "init", "unknown", "down")
 _MAX_GIDS = 64  # per port; the kernel has up to 256 slots and fills them from the start
 
 
@@ -50,8 +48,8 @@ def _rdma_nic(tree: Tree, bus: PciBus, top: str, address_of: dict[str, str], nod
     name = top.rpartition("/")[2]
     pci = bus.of(f"{top}/device")
     ports = [f"{top}/ports/{port}" for port in tree.names(f"{top}/ports")]
-    states = {port: _PORT_STATES.get(tree.text(f"{port}/state").split(":")[0], "unknown") for port in ports}
-    port = min(ports, key=lambda each: _BEST_FIRST.index(states[each]), default=f"{top}/ports/1")
+    states = {port: names.port_state(tree.text(f"{port}/state")) for port in ports}
+    port = names.best_port(states, f"{top}/ports/1")
     layer = tree.text(f"{port}/link_layer")
     kind = "ib" if layer == "InfiniBand" else "roce"
     if tree.text(f"{top}/node_type").startswith("2"):  # RNIC

@@ -132,7 +132,7 @@ async def test_header_body_and_engine_share_one_id(node: Node) -> None:
     suffix = two.id.removeprefix("chatcmpl-")
     assert [call.request_id for call in node.service.calls] == [
         one.id.removeprefix("cmpl-"), f"{suffix}-0", f"{suffix}-1",
-    ]  # fmt: skip
+    ]
 
 
 async def test_a_failing_choice_ends_its_siblings(node: Node, eventually: Eventually) -> None:

@@ -103,7 +103,7 @@ async def test_an_endless_body_is_refused_while_it_comes(node: Node) -> None:
 
 
 async def test_a_body_that_stops_coming_is_504(service: FakeService) -> None:
-    settings = dataclasses.replace(SETTINGS, body_idle_s=0.05)
+    settings = dataclasses.replace(SETTINGS, body_idle_seconds=0.05)
     async with running(service, settings) as node:
         reader, writer = await node.raw(HEAD + b'content-length: 100\r\n\r\n{"prompt"')
         assert await status_of(reader) == 504
@@ -111,7 +111,7 @@ async def test_a_body_that_stops_coming_is_504(service: FakeService) -> None:
 
 
 async def test_a_refusal_outlives_a_body_that_stops_coming(service: FakeService) -> None:
-    settings = dataclasses.replace(SETTINGS, body_idle_s=0.05)
+    settings = dataclasses.replace(SETTINGS, body_idle_seconds=0.05)
     service.refusal = Overloaded("the queue is full")
     async with running(service, settings) as node:
         for length in (100, SETTINGS.max_body_bytes + 1):
@@ -121,7 +121,7 @@ async def test_a_refusal_outlives_a_body_that_stops_coming(service: FakeService)
 
 
 async def test_a_body_that_trickles_is_504(service: FakeService) -> None:
-    settings = dataclasses.replace(SETTINGS, body_idle_s=5, body_total_s=0.2)
+    settings = dataclasses.replace(SETTINGS, body_idle_seconds=5, body_total_seconds=0.2)
     async with running(service, settings) as node:
         reader, writer = await node.raw(HEAD + b"content-length: 50000\r\n\r\n")
 
@@ -137,7 +137,7 @@ async def test_a_body_that_trickles_is_504(service: FakeService) -> None:
 
 
 def test_the_budget_of_all_bodies_comes_back() -> None:
-    bodies = BodyReader(100, budget_bytes=150, idle_s=1, total_s=1)
+    bodies = BodyReader(100, budget_bytes=150, idle_seconds=1, total_seconds=1)
     with bodies.hold() as first:
         bodies.take(100)
         first.taken = 100

@@ -196,7 +196,7 @@ async def test_every_parameter_reaches_the_engine(node: Node) -> None:
         model="tiny-alias", prompt="x", max_tokens=9, temperature=0, top_p=0.5, seed=-1, presence_penalty=1,
         frequency_penalty=-1, logit_bias={"5": -100, "6": 2.5}, logprobs=4, best_of=1, user="u",
         extra_body={"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.5, "min_tokens": 2, "unknown_field": [1]},
-    )  # fmt: skip
+    )
     sampling = node.service.calls[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 3, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1, 1.5)

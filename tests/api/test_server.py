@@ -154,7 +154,7 @@ async def test_an_offer_to_upgrade_is_ignored(node: Node, protocol: bytes, caplo
 async def test_a_connection_that_says_nothing_is_closed(
     service: FakeService, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "_HEADER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(server_module, "_HEADER_SECONDS", 0.1)
     async with running(service) as node:
         reader, writer = await node.raw(sent)
         async with asyncio.timeout(10):
@@ -166,7 +166,7 @@ async def test_a_connection_that_says_nothing_is_closed(
 async def test_the_header_deadline_spares_running_and_idle_connections(
     service: FakeService, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
 ) -> None:
-    monkeypatch.setattr(server_module, "_HEADER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server_module, "_HEADER_SECONDS", 0.2)
     service.script = forever(5, asyncio.Event(), per_second=200)
     async with running(service) as node:
         reader, writer = await node.raw(request({**BODY, "stream": True}))

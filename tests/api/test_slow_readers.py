@@ -12,7 +12,7 @@ from tests.api.conftest import SETTINGS, Eventually, running
 from tests.api.fakes import FakeService, forever, says
 from tests.api.test_aborts import request
 
-SLOW = dataclasses.replace(SETTINGS, send_timeout_s=0.5)
+SLOW = dataclasses.replace(SETTINGS, send_timeout_seconds=0.5)
 
 
 async def test_a_client_that_stops_reading_is_dropped(

@@ -80,7 +80,7 @@ async def test_fields_that_are_off_or_unknown_are_taken(node: Node, path: str) -
         "guided_json": None, "stop": None, "logit_bias": {}, "n": None, "temperature": None, "seed": None, "top_k": -1,
         "stream": None, "stream_options": None, "logprobs": None, "best_of": 1, "service_tier": "auto", "store": False,
         "metadata": {"a": "b"}, "reasoning_effort": "low", "something_new": [[{}]], "min_tokens": None, "model": None,
-    }  # fmt: skip
+    }
     answer = await node.http.post(path, json={**BODIES[path], **off})
     assert answer.status_code == 200, answer.text
 

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from pdd.engine.rank_protocol import rank_environment
+from pdd.engine.rank_process import rank_environment
 from tests.bench.common import arguments, median, prompt_of, report
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -25,7 +25,7 @@ from pdd.errors import NoSuchRequest, RefusedInState
 PEER = schema.Peer(
     name="p0", role="prefill", state="up", epoch="00000000000000ab", via="tcp", address="127.0.0.1:7700",
     load=schema.PeerLoad(queued_tokens=512, running=1, free_pages=40), rtt_seconds=0.0009,
-)  # fmt: skip
+)
 
 
 class FakeSource:
@@ -54,14 +54,14 @@ class FakeSource:
             pages=schema.Pages(total=64, free=50, reserved=10, running=4),
             transfers=schema.Transfers(writes=self.writes, bytes=self.writes * 4096, units=self.writes),
             peers=(PEER,), fabric=schema.FabricInfo(provider="tcp", library_version="2.5"),
-        )  # fmt: skip
+        )
 
     def requests(self) -> schema.Requests:
         rows = tuple(
             schema.Request(id=request_id, state=state, age_seconds=3.1, peer="p0", prompt_tokens=900, output_tokens=4,
                            pages=schema.PageNeed(have=44, need=57), why="13 pages from p0")
             for request_id, state in self.live.items()
-        )  # fmt: skip
+        )
         return schema.Requests(counts={"wait_kv": 1, "running": 1}, requests=rows)
 
     def request(self, wanted: str) -> schema.Request:

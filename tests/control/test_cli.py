@@ -62,7 +62,7 @@ def test_one_request_is_shown_in_words(pdd: Pdd, daemon: Daemon) -> None:
         "age               3.1s", "pages             44/57", "prefill           120ms", "hidden ratio      94%",
         "prompt            1 2 3", "transfer          57 pages, 228 units, 930 kB in 1 write via tcp",
         "prompt tokens     900",
-    ):  # fmt: skip
+    ):
         assert line in out
 
 

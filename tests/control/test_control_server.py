@@ -66,7 +66,7 @@ def test_each_document_names_its_schema(client: Client, topic: str) -> None:
 def test_version_and_headers(daemon: Daemon, client: Client) -> None:
     assert client.get("/version") == {
         "schema": "pdd.version/1", "daemon": "0.1.0", "api": "1.0", "name": "d0", "boot_id": "boot-1",
-    }  # fmt: skip
+    }
     connection = Raw(daemon.directory / "status.sock")
     connection.request("GET", "/v1/status")
     headers = connection.getresponse().headers
@@ -121,8 +121,11 @@ def test_drain_and_resume(daemon: Daemon, client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ['{"timeout_seconds": "7"}', '{"timeout_seconds": true}', '{"timeout_seconds": -1}', "[1]", "{"]
-)
+    "body",
+    ['{"timeout_seconds": "7"}', '{"timeout_seconds": true}', '{"timeout_seconds": -1}', "[1]", "{",
+     '{"timeout_seconds": ' + "9" * 400 + "}", '{"timeout_seconds": 1e300}', "[" * 100_000],
+    ids=["text", "bool", "negative", "list", "cut", "endless", "huge", "deep"],
+)  # fmt: skip
 def test_a_bad_body_is_refused_and_nothing_happens(daemon: Daemon, body: str) -> None:
     status, problem = ask(daemon.directory / "control.sock", "POST", "/v1/drain", {"Pdd-Client": "t"}, body)
     assert status == 400

@@ -33,7 +33,7 @@ GARBAGE = [
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)), struct.pack(">I", 10) + b"abc",
     struct.pack(">I", 5) + b"\x93" * 5, struct.pack(">I", 6) + b"\xdf\xff\xff\xff\xff\x00", struct.pack(">I", 200) + b"\x91" * 200,
     bytes(random.Random(1).randbytes(100_000)), b"POST /v1/drain HTTP/1.1\r\nHost: pdd\r\nContent-Length: 99999999999\r\n\r\n{}",
-]  # fmt: skip
+]
 
 
 def throw(family: socket.AddressFamily, address: object, *, reset: bool) -> None:
@@ -183,7 +183,7 @@ def namespace() -> Iterator[str]:
         f"netns add {name}", f"link add {name} type veth peer name {name}p", f"link set {name}p netns {name}",
         f"addr add 10.99.78.1/24 dev {name}", f"link set {name} up", f"-n {name} addr add 10.99.78.2/24 dev {name}p",
         f"-n {name} link set {name}p up", f"-n {name} link set lo up",
-    ]  # fmt: skip
+    ]
     try:
         for command in commands:
             try:

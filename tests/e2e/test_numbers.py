@@ -97,7 +97,7 @@ def test_every_family_that_should_have_moved_has(nodes: tuple[Node, Node]) -> No
         'kv_fallback_total{from="remote",to="local"}', 'kv_transfer_bytes_total{direction="in",nic="lo",peer="p0"}',
         f'peer_up{{peer="{p0.peer_address}"}}', 'requests_total{outcome="stop"}', 'requests_total{outcome="length"}',
         'requests_total{outcome="abort"}', 'requests_total{outcome="error"}', "kv_pool_pages", 'kv_pages{state="free"}',
-    ]  # fmt: skip
+    ]
     assert [name for name in moved if not mine.get(f"pdd_{name}")] == []
     moved = [
         "request_queue_seconds_count", "engine_step_seconds_count", "step_batch_size_count", "prompt_tokens_total",
@@ -105,10 +105,10 @@ def test_every_family_that_should_have_moved_has(nodes: tuple[Node, Node]) -> No
         'kv_transfer_seconds_count{direction="out",via="tcp"}',
         'kv_transfer_bytes_total{direction="out",nic="lo",peer="d0"}', 'peer_up{peer="d0"}', "kv_pool_pages",
         'kv_pages{state="free"}',
-    ]  # fmt: skip
+    ]
     assert [name for name in moved if not theirs.get(f"pdd_{name}")] == []
     still = ["kv_transfers_active", "kv_leases", "kv_leases_expired_total", "kv_stale_units_total", "kv_fences_total",
-             "kv_transfer_sets_failed_total", "requests_running", "requests_waiting", "requests_waiting_for_kv"]  # fmt: skip
+             "kv_transfer_sets_failed_total", "requests_running", "requests_waiting", "requests_waiting_for_kv"]
     assert [name for name in still if mine[f"pdd_{name}"] or theirs[f"pdd_{name}"]] == []
 
     # And they are true: one observation per step and per request, one outcome per request.

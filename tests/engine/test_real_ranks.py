@@ -40,7 +40,7 @@ pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("pdd.fabric._native", reason="the native core, whose counter a rank needs, is not built")
 demo = pytest.importorskip("pdd.model.demo")
 
-PATIENCE_S = 60.0
+PATIENCE_SECONDS = 60.0
 
 
 class Node:
@@ -49,7 +49,7 @@ class Node:
     def __init__(self, model: Path, *, num_pages: int, page_size: int, **limits: int) -> None:
         init = RankInit(str(model), dtype="float32", page_size=page_size, num_pages=num_pages, max_context=256,
                         threads=1, warm_up=False)
-        self.executor = RankExecutor(init, step_timeout=PATIENCE_S)
+        self.executor = RankExecutor(init, step_timeout=PATIENCE_SECONDS)
         self.info: RankInfo = self.executor.start()[0]
         ready = self.info.ready
         self.spec = ShardSpec(
@@ -70,7 +70,7 @@ class Node:
 
     def close(self) -> None:
         self.loop.stop()
-        assert self.loop.join(PATIENCE_S)
+        assert self.loop.join(PATIENCE_SECONDS)
         self.executor.close()
         assert self.failures == []
 
@@ -97,7 +97,7 @@ class Node:
             return [e for e in self.events if isinstance(e, Finished) and e.request_id in ids]
 
         with self.changed:
-            assert self.changed.wait_for(lambda: len(ended()) == len(ids), PATIENCE_S), self.loop.snapshot
+            assert self.changed.wait_for(lambda: len(ended()) == len(ids), PATIENCE_SECONDS), self.loop.snapshot
             assert {e.reason for e in ended()} == {FinishReason.LENGTH}, ended()
             return [[o.token for e in self.events if isinstance(e, Tokens) and e.request_id == request_id
                      for o in e.outputs] for request_id in ids]
@@ -165,7 +165,7 @@ def test_tokens_are_those_of_a_request_alone(model: Path, solo: Node, page_sizes
     try:
         assert decoder.generate(prompts, KvSource.LOCAL, 12) == right
         assert decoder.generate(prompts, KvSource.REMOTE, 12) == right
-        assert decoder.scheduler.preemptions, "the pool is small enough"
+        assert decoder.loop.snapshot.totals.preemptions, "the pool is small enough"
     finally:
         decoder.close()
         prefiller.close()

@@ -58,19 +58,19 @@ class FakePlanner:
 
     def expected_units(
         self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
-    ) -> int:  # fmt: skip
+    ) -> int:
         pages = -(-num_tokens // source.page_size) - skip_tokens // source.page_size
         return pages * source.num_layers + self.extra_units
 
     def expected_bytes(
         self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
-    ) -> int:  # fmt: skip
+    ) -> int:
         return UNIT_BYTES * self.expected_units(source, destination, num_tokens, skip_tokens)
 
     def plan(
         self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],
         destination_pages: Sequence[int], num_tokens: int, skip_tokens: int,
-    ) -> list[FakePush]:  # fmt: skip
+    ) -> list[FakePush]:
         first = skip_tokens // source.page_size
         plan = FakePlan(tuple(source_pages[first:]), tuple(destination_pages[first:]), source.num_layers)
         return [FakePush(plan, source.page_size, num_tokens, skip_tokens)]
@@ -100,7 +100,7 @@ class FakeDecodeEngine:
 
     def __init__(
         self, fabric: FakeFabric, emit: Emit, *, num_pages: int, page_size: int, num_layers: int, seed: int = 0
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.fabric = fabric
         self.emit = emit
         self.page_size = page_size
@@ -156,7 +156,7 @@ class FakeDecodeEngine:
 
     def kv_settled(
         self, attempt: int, outcome: KvOutcome, *, retry: KvSource | None = None, error: Exception | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.settled.append((attempt, outcome))
         reservation = self.reservations.get(attempt)
         if reservation is None:
@@ -258,7 +258,7 @@ class FakePrefillEngine:
     def __init__(
         self, fabric: FakeFabric, counter: FakeCounter, emit: Emit, *, num_pages: int, page_size: int, num_layers: int,
         chunk: int = 8, layer_seconds: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.fabric = fabric
         self.counter = counter
         self.emit = emit
@@ -289,7 +289,7 @@ class FakePrefillEngine:
         return wire.Load(
             queued_tokens=sum(len(spec.prompt) for spec in self.queue), running=int(self.running is not None),
             free_pages=len(self.free), steps=self.step,
-        )  # fmt: skip
+        )
 
     # -- EngineInbox ------------------------------------------------------------------------------------------------
     def submit(self, spec: GenerateSpec) -> None:
@@ -327,7 +327,7 @@ class FakePrefillEngine:
         reading = [
             w for w in self.fabric.network.in_flight
             if w.source is self.fabric and not w.read and w.src_page in pages
-        ]  # fmt: skip
+        ]
         if reading:
             self.violations.append(f"prefill {request_id} is settled while a write reads page {reading[0].src_page}")
         for page in pages:

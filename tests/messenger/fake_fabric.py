@@ -430,4 +430,4 @@ class FakeFabric:
         del self.transfers[transfer.ident]
         self._emit(
             KINDS.transfer_done, transfer.ident, transfer.ok, transfer.failed, transfer.unknown, transfer.error
-        )  # fmt: skip
+        )

@@ -40,11 +40,11 @@ from tests.messenger.fake_engines import FakeDecodeEngine, Reservation
 KINDS = EventKinds(
     imm_reached=native.IMM_REACHED, imm_overrun=native.IMM_OVERRUN, transfer_done=native.TRANSFER_DONE,
     endpoint_failed=native.ENDPOINT_FAILED, endpoint_closed=native.ENDPOINT_CLOSED,
-)  # fmt: skip
+)
 GEOMETRY = wire.Geometry(
     model="tiny-1", dtype="float32", num_layers=4, num_kv_heads=2, head_dim=64, page_size=16, tp=1, num_pages=96,
     vocab_size=1000,
-)  # fmt: skip
+)
 SETTINGS = LinkSettings(heartbeat=0.1, suspect_after=0.4, dead_after=2.0, connect_timeout=5.0)
 LAYOUT = shard_spec(GEOMETRY).layout
 
@@ -113,7 +113,7 @@ class RealDecoder:
         self.decoder = Decoder(
             self.context, [Address("127.0.0.1", port) for port in ports], self.engine, planner, DecoderSettings(),
             backoff=Backoff(first=0.02, most=0.2),
-        )  # fmt: skip
+        )
 
     async def close(self) -> None:
         await self.decoder.close()
@@ -221,7 +221,7 @@ async def serve(name: str, port: int, layer_seconds: float) -> None:
     prefiller = Prefiller(
         context, sock, engine, ShardPlanner([memory.region], native.WritePlan),
         watch=memory.fabric.watch(engine.counter), post=loop.call_soon_threadsafe, load=engine.load,
-    )  # fmt: skip
+    )
     await prefiller.start()
     print("ready", sock.getsockname()[1], flush=True)
     await asyncio.Event().wait()

@@ -41,7 +41,7 @@ def geometry(**changes: Any) -> wire.Geometry:
     plain = wire.Geometry(
         model="tiny-1", dtype="float32", num_layers=NUM_LAYERS, num_kv_heads=2, head_dim=8, page_size=PAGE_SIZE, tp=1,
         num_pages=64, vocab_size=1000,
-    )  # fmt: skip
+    )
     return wire.Geometry(**{**{f: getattr(plain, f) for f in plain.__struct_fields__}, **changes})
 
 
@@ -104,10 +104,10 @@ class Rig:
         return time.monotonic() + self.skew
 
     def _context(self, name: str, role: str, fabric: FakeFabric, settings: LinkSettings, token: bytes | None,
-                 max_tokens: int = 0, **changes: Any) -> tuple[LinkContext, list[Change]]:  # fmt: skip
+                 max_tokens: int = 0, **changes: Any) -> tuple[LinkContext, list[Change]]:
         epoch = next(_epochs)
         node = LocalNode(name, role, epoch, "0.1.0", "fake", geometry(**changes), regions=(1,), token=token,
-                         max_tokens=max_tokens)  # fmt: skip
+                         max_tokens=max_tokens)
         events = FabricEvents(fabric, KINDS)
         events.attach(asyncio.get_running_loop())
         recorded: list[Change] = []
@@ -118,7 +118,7 @@ class Rig:
         self, name: str = "p1", *, port: int = 0, settings: LinkSettings = FAST, token: bytes | None = None,
         chunk: int = 8, layer_seconds: float = 0.0, max_tokens: int = 200,
         post_seconds: float | None = None, **changes: Any,
-    ) -> PrefillerNode:  # fmt: skip
+    ) -> PrefillerNode:
         counter = FakeCounter()
         fabric = FakeFabric(self.network, name, counter)
         context, recorded = self._context(name, "prefill", fabric, settings, token, max_tokens, **changes)
@@ -135,7 +135,7 @@ class Rig:
             fabric, counter, lambda event: post(lambda: prefiller.engine_event(event)),
             num_pages=context.node.geometry.num_pages, page_size=context.node.geometry.page_size,
             num_layers=NUM_LAYERS, chunk=chunk, layer_seconds=layer_seconds,
-        )  # fmt: skip
+        )
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", port))
@@ -149,18 +149,18 @@ class Rig:
     async def decoder(
         self, ports: Sequence[int], name: str = "d1", *, settings: LinkSettings = FAST,
         decoding: DecoderSettings = DECODER, token: bytes | None = None, **changes: Any,
-    ) -> DecoderNode:  # fmt: skip
+    ) -> DecoderNode:
         fabric = FakeFabric(self.network, name)
         context, recorded = self._context(name, "decode", fabric, settings, token, **changes)
         engine = FakeDecodeEngine(
             fabric, lambda event: decoder.engine_event(event), num_pages=context.node.geometry.num_pages,
             page_size=context.node.geometry.page_size, num_layers=NUM_LAYERS,
-        )  # fmt: skip
+        )
         done: list[AttemptDone] = []
         decoder = Decoder(
             context, [Address("127.0.0.1", port) for port in ports], engine, FakePlanner(), decoding,
             backoff=Backoff(first=0.02, most=0.1), rng=random.Random(1), report=done.append,
-        )  # fmt: skip
+        )
         await decoder.start()
         node = DecoderNode(context, fabric, recorded, decoder, engine, done)
         self.nodes.append(node)

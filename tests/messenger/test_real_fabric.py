@@ -35,7 +35,7 @@ class Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.messenger.real_node", name, str(port), str(layer_seconds),
             stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
+        )
         assert process.stdout is not None
         async with asyncio.timeout(30):
             line = await process.stdout.readline()

@@ -117,7 +117,9 @@ async def test_bytes_are_those_of_the_plan_whatever_a_page_is() -> None:
         first = d.engine.generate("r", prompt(1, 40))
         assert await finish(first) == ["whole"]
         whole = 10 * NUM_LAYERS * UNIT_BYTES
-        assert [done.bytes for done in d.done] == [whole]
+        assert [(done.bytes, done.pages) for done in d.done] == [(whole, 10)]
+        await until(lambda: len(p.done) == 1)
+        assert [done.pages for done in p.done] == [10]
         assert d.decoder.bytes_received == whole
         await _cancelled(rig, d, p)
         await finish(d.engine.generate("r", prompt(2, 40)))

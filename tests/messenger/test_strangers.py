@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from pdd.errors import PeerLost
-from pdd.messenger import requests, wire
+from pdd.messenger import endings, wire
 from pdd.messenger.frames import FrameStream
 from tests.messenger.rig import FAST, Rig, finish, geometry, prompt, running, until, up
 
@@ -299,7 +299,7 @@ def a_request(**changes: Any) -> wire.PrefillRequest:
     fields = {
         "attempt": 1, "key": 5, "epoch": 77, "tokens": wire.pack_u32(range(9)), "pages": wire.pack_u32((3, 1, 2)),
         "skip_tokens": 0, "request_id": "x",
-    }  # fmt: skip
+    }
     return wire.PrefillRequest(**{**fields, **changes})
 
 
@@ -359,7 +359,7 @@ ROGUES: dict[str, tuple[Callable[[FrameStream], None], str]] = {
     "garbage": (lambda s: s._writer.write(frame(b"\xc1")), "no message"),
     "a huge length": (lambda s: s._writer.write(b"\xff\xff\xff\xff"), "announced"),
     "a key of 25 bits": (lambda s: s.send(a_request(key=1 << 24)), "no message"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ROGUES)
@@ -415,7 +415,7 @@ async def test_late_cancel_is_answered_with_what_was_written() -> None:
 
 
 async def test_cancel_of_an_attempt_that_was_forgotten_is_answered_with_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MOST_ANSWERED", 3)
+    monkeypatch.setattr(endings, "MOST_ANSWERED", 3)
     async with running() as rig:
         p = await rig.prefiller()
         stream = await _admitted(rig, p.port)

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
+from pdd.engine.rank_process import rank_environment
 from pdd.engine.rank_protocol import (
     Channel,
     ChannelClosed,
@@ -31,7 +32,6 @@ from pdd.engine.rank_protocol import (
     RunStep,
     Shutdown,
     StepDone,
-    rank_environment,
 )
 from pdd.errors import EXIT_CONFIG, EXIT_ENGINE_DIED, EXIT_LIMITS, ConfigError, LimitError, ModelError, PddError
 from pdd.model.attention import kv_tensor

@@ -75,6 +75,7 @@ class World:
         self.attempts: dict[int, Attempt] = {}
         self.pushes: dict[str, Push] = {}
         self.generated = 0
+        self.preemptions = 0
 
     # -- what the rest of the daemon does --------------------------------------------------------------------------
     def submit(self) -> None:
@@ -142,6 +143,7 @@ class World:
     # -- what the loop does ----------------------------------------------------------------------------------------
     def step(self) -> Decision:
         decision = self.scheduler.schedule(self.now)
+        self.preemptions += len(decision.preempted)
         self.carry_out(decision.effects)
         self.check(decision)
         if decision.plan is not None:
@@ -271,6 +273,6 @@ def test_the_worlds_are_worth_something() -> None:
     reasons = [ended.reason for world in worlds for ended in world.ended.values()]
     for reason in FinishReason:
         assert reasons.count(reason) > 20
-    preemptions = sum(world.scheduler.preemptions for world in worlds)
+    preemptions = sum(world.preemptions for world in worlds)
     assert preemptions > 50
     assert preemptions < sum(world.generated for world in worlds)

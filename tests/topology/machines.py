@@ -23,10 +23,10 @@ def dgx_h100(root: Path) -> SysTree:
         numa = number // 4
         tree.gpu(f"{port(root_bus, 0)}/0000:{gpu}:00.0", numa)
         tree.nic(f"{port(root_bus, 1)}/0000:{nic}:00.0", f"mlx5_{number if number < 4 else number + 2}", f"ibp{int(nic, 16)}s0",
-                 numa=numa, link="InfiniBand")  # fmt: skip
+                 numa=numa, link="InfiniBand")
     for number, function in enumerate("01"):
         tree.nic(f"pci0000:27/0000:27:01.0/0000:29:00.{function}", f"mlx5_{4 + number}", f"ens6f{function}", numa=0,
-                 rate="200 Gb/sec (4X HDR)")  # fmt: skip
+                 rate="200 Gb/sec (4X HDR)")
     tree.netdev("pci0000:02/0000:02:01.0/0000:03:00.0", "enp3s0", speed=10000)
     tree.device("pci0000:04/0000:04:01.0/0000:05:00.0", 0, vendor="0x1a03", **{"class": "0x030000"})  # the BMC's display
     return tree

@@ -16,7 +16,7 @@ from tests.topology import machines
 from tests.topology.test_xml import NCCL
 
 MACHINES = [machines.dgx_h100, machines.p5_48xlarge, machines.p4d_24xlarge, machines.two_gpus_one_nic, machines.container,
-            machines.laptop]  # fmt: skip
+            machines.laptop]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -83,7 +83,7 @@ def test_dot(tmp_path: Path) -> None:
 def test_names_cannot_break_out_of_a_form(tmp_path: Path) -> None:
     file = tmp_path / "file.xml"
     file.write_text('<system version="1"><cpu numaid="0" affinity="1"><pci busid="0000:01:00.0" class="0x020700"><nic>'
-                    '<net name="&quot;];&lt;x&gt;&#9;\u009b31m" port="1"/></nic></pci></cpu></system>')  # fmt: skip
+                    '<net name="&quot;];&lt;x&gt;&#9;\u009b31m" port="1"/></nic></pci></cpu></system>')
     topology = source.load(file)
     for form in FORMATS:
         assert "\x9b" not in show(topology, form)

@@ -12,7 +12,8 @@ import pytest
 
 from pdd import cli
 from pdd.errors import EXIT_CONFIG, TopologyError
-from pdd.topology import archive, source, xml_tree
+from pdd.topology import archive, cpus, source, xml_tree
+from pdd.topology.files import Memory, Tree
 from tests.topology import machines
 
 
@@ -198,3 +199,71 @@ def test_the_command_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert out == ""
     assert err.startswith(f"pdd: {file}: declares the XML entity 'a' [E782].")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("header", [{"GNU.sparse.map": "abc"}, {"GNU.sparse.size": "x"}, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}])
+def test_extended_headers_that_are_no_numbers(tmp_path: Path, header: dict[str, str]) -> None:
+    file = tmp_path / "a.tar"
+    with tarfile.open(file, "w") as made:
+        member = tarfile.TarInfo("sys/class/f")
+        member.pax_headers = header
+        made.addfile(member)
+    assert "the archive is broken: bad extended header" in refused(file)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_a_chain_of_extended_headers(tmp_path: Path, kind: bytes) -> None:
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, 6
+    chain = (member.tobuf(tarfile.GNU_FORMAT) + b"6 a=b\n".ljust(512, b"\0")) * 2000
+    file = tmp_path / "a.tar"
+    file.write_bytes(tarfile.TarInfo("sys/class/f").tobuf() + chain + bytes(1024))
+    assert "the archive is broken: bad extended header" in refused(file)
+
+
+def test_a_tar_of_endless_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = "/".join("a" for _ in range(400))
+    assert "directories deep" in refused(tar(tmp_path / "a.tar.gz", ("sys/devices/" + deep, b"")))
+    monkeypatch.setattr(archive, "MAX_ENTRIES", 100)
+    many = [(f"sys/{number}/a/b/c/d/e/f/g/h/i", b"") for number in range(20)]
+    assert "more than 100 entries, their directories included" in refused(tar(tmp_path / "b.tar.gz", *many))
+
+
+def test_a_link_that_leads_on_without_end() -> None:
+    """Each turn through it adds 400 directories: the path stays short, and what it leads to is not there."""
+    memory = Memory()
+    memory.add_link("sys/x", "/sys/x/" + "/".join("b" for _ in range(400)))
+    memory.add_link("sys/y", "/sys/x")
+    resolved = Tree(memory).resolve("sys/y")
+    assert len(resolved.split("/")) < 1000
+    assert not Tree(memory).is_dir("sys/y")
+
+
+def test_cpus_that_everybody_names(tmp_path: Path) -> None:
+    """However often a CPU is named, it is in one node and in one core: memory does not grow with the names."""
+    every = f"0-{cpus.MAX_CPUS - 1}"
+    top = "sys/devices/system"
+    file = tar(
+        tmp_path / "a.tar.gz", (f"{top}/cpu/online", every.encode()), (f"{top}/cpu/cpu0/topology/core_cpus_list", every.encode()),
+        *((f"{top}/node/node{number}/cpulist", every.encode()) for number in range(3)),
+    )
+    topology = source.load(file)
+    assert [len(node.cpus) for node in topology.numa] == [cpus.MAX_CPUS, 0, 0]
+    assert topology.cores == ()
+    mask = ",".join(["0xffffffff"] * (cpus.MAX_CPUS // 32))
+    cores = f'<object type="Core" cpuset="{mask}"/>' * 3
+    file = tmp_path / "a.xml"
+    file.write_text(f'<topology version="2.0"><object type="Machine" cpuset="{mask}">{cores}</object></topology>')
+    assert [len(core) for core in source.load(file).cores] == [cpus.MAX_CPUS]
+    assert cpus.parse_list(",".join([every] * 1000)) == ()
+
+
+@pytest.mark.parametrize(
+    "node", ['<cpu numaid="{}" affinity="1"/>', '<object type="NUMANode" os_index="{}" cpuset="0x1"/>'], ids=["nccl", "hwloc"]
+)
+def test_more_nodes_than_a_machine_has(tmp_path: Path, node: str) -> None:
+    nodes = "".join(node.format(number) for number in range(3000))
+    file = tmp_path / "file.xml"
+    file.write_text(f'<system version="1">{nodes}</system>' if "numaid" in node else
+                    f'<topology version="2.0"><object type="Machine" cpuset="0x1">{nodes}</object></topology>')
+    assert "and 1025 NUMA nodes are more than one machine has" in refused(file)

@@ -98,7 +98,7 @@ def test_laptop(tmp_path: Path) -> None:
     "machine",
     [machines.dgx_h100, machines.p5_48xlarge, machines.p4d_24xlarge, machines.two_gpus_one_nic, machines.container,
      machines.laptop],
-)  # fmt: skip
+)
 def test_an_export_reads_as_the_machine_itself(tmp_path: Path, machine: Any) -> None:
     machine(tmp_path / "node-7")
     (tmp_path / "node-7/proc/sys/kernel").mkdir(parents=True, exist_ok=True)

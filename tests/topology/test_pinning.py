@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pdd.topology import pinning, sysfs
-from pdd.topology.pairing import host_rail
+from pdd.topology.pairing import host_rail_group
 from pdd.topology.types import NumaNode, Topology
 from tests.topology import machines
 
@@ -32,7 +32,7 @@ def test_without_rdma_the_first_cpu_decides(
     allowed: tuple[int, ...], nodes: dict[int, tuple[int, ...]], near: tuple[int, ...]
 ) -> None:
     numa = tuple(NumaNode(index, cpus) for index, cpus in nodes.items())
-    assert host_rail(Topology("x", (), allowed, numa, (), ())).cpus == near
+    assert host_rail_group(Topology("x", (), allowed, numa, (), ())).cpus == near
 
 
 def test_with_rdma_the_node_of_most_nics_decides(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_with_rdma_the_node_of_most_nics_decides(tmp_path: Path) -> None:
         tree.nic(f"pci0000:80/0000:80:0{number + 1}.0/0000:8{number + 1}:00.0", f"mlx5_{number}", "", numa=1)
     tree.nic("pci0000:40/0000:40:01.0/0000:41:00.0", "mlx5_2", "", numa=0)
     tree.process(cpus="0-19")
-    rail = host_rail(sysfs.read(tmp_path))
+    rail = host_rail_group(sysfs.read(tmp_path))
     assert (rail.numa, rail.nics, rail.cpus) == (1, ("mlx5_0", "mlx5_1"), (16, 17, 18, 19))
     assert rail.why == "NUMA node 1 of mlx5_0"
 
@@ -50,7 +50,7 @@ def test_with_rdma_the_node_of_most_nics_decides(tmp_path: Path) -> None:
 def test_a_thread_is_pinned_within_its_cpuset() -> None:
     code = ("import os; from pdd.topology import pinning; first = min(os.sched_getaffinity(0));"
             "assert pinning.pin_thread((first, 9999)) is None; assert os.sched_getaffinity(0) == {first};"
-            "print(pinning.pin_thread((9998, 9999))); assert os.sched_getaffinity(0) == {first}")  # fmt: skip
+            "print(pinning.pin_thread((9998, 9999))); assert os.sched_getaffinity(0) == {first}")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "none of the CPUs 9998-9999 is for this process" in result.stdout
 

@@ -57,7 +57,7 @@ def test_a_server_is_read_and_paired(tmp_path: Path) -> None:
         (0, "mlx5_0"): "PIX", (0, "mlx5_1"): "SYS",
         (1, "mlx5_0"): "NODE", (1, "mlx5_1"): "SYS",
         (2, "mlx5_0"): "SYS", (2, "mlx5_1"): "PHB",
-    }  # fmt: skip
+    }
     assert chosen(document) == {0: "mlx5_0", 1: "mlx5_0", 2: "mlx5_1"}
     assert document["findings"] == []
 
@@ -167,14 +167,14 @@ def test_kinds(tmp_path: Path) -> None:
     tree.link("class/net/lo", virtual)
     found = {nic.name: (nic.kind, nic.state, nic.rate_bits_per_second) for nic in sysfs.read(tmp_path).nics}
     assert found == {"mlx5_9": ("ib", "unknown", None), "rdmap16s0": ("efa", "active", None),
-                     "0000:13:00.0": ("cxi", "unknown", None)}  # fmt: skip
+                     "0000:13:00.0": ("cxi", "unknown", None)}
 
 
 def test_amd_gpus(tmp_path: Path) -> None:
     tree = SysTree(tmp_path)
     tree.gpu("pci0000:10/0000:10:01.0/0000:11:00.0", vendor=AMD)
     tree.write("devices/pci0000:10/0000:10:01.0/0000:11:00.0", product_name="Instinct MI250X", unique_id="0xabc",
-               **{"class": "0x120000"})  # fmt: skip
+               **{"class": "0x120000"})
     (gpu,) = sysfs.read(tmp_path).gpus
     assert (gpu.vendor, gpu.model, gpu.uuid) == ("amd", "Instinct MI250X", "GPU-0xabc")
 

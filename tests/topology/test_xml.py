@@ -44,7 +44,7 @@ _IO_1 = """
  <object type="PCIDev" gp_index="80" pci_busid="0000:81:00.0" pci_type="0302 [10de:2330] [10de:16c1] a1{prog}"/>
 </object>"""
 _NUMBERS = {1: {"gpu": "1", "net": "2", "rdma": "3", "prog": ""}, 2: {"gpu": "1", "net": "2", "rdma": "3", "prog": ""},
-            3: {"gpu": "4", "net": "16", "rdma": "32", "prog": " 00"}}  # fmt: skip
+            3: {"gpu": "4", "net": "16", "rdma": "32", "prog": " 00"}}
 
 
 def hwloc(version: int, *, state: str = "4") -> str:
@@ -62,7 +62,7 @@ def hwloc(version: int, *, state: str = "4") -> str:
     attribute = "" if version == 1 else f' version="{version}.0"'
     info = '<info name="HostName" value="node-7"/>'
     links = ('<distances2hetero nbobjs="2" kind="25" name="NVLinkBandwidth"><indexes length="20">OSDev:71 PCIDev:80 </indexes>'
-             '<u64values length="16">0 50000 </u64values><u64values length="16">50000 0 </u64values></distances2hetero>')  # fmt: skip
+             '<u64values length="16">0 50000 </u64values><u64values length="16">50000 0 </u64values></distances2hetero>')
     machine = f'<object type="Machine" os_index="0" cpuset="0x000000f7" {allowed} nodeset="0x00000003">{info}{"".join(nodes)}</object>'
     return f"{head}<topology{attribute}>{machine}{links if version > 1 else ''}</topology>"
 
@@ -125,7 +125,7 @@ def test_hwloc_says_more(tmp_path: Path, version: int) -> None:
     assert [node.package for node in topology.numa] == [0, 1]
     assert [(link.gpu, link.target, link.bytes_per_second) for link in topology.links] == [
         ("0000:13:00.0", "0000:81:00.0", 50_000_000_000), ("0000:81:00.0", "0000:13:00.0", 50_000_000_000)
-    ]  # fmt: skip
+    ]
 
 
 def test_a_port_that_hwloc_saw_down(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_port_that_hwloc_saw_down(tmp_path: Path) -> None:
 def test_memory_of_several_kinds_is_one_place(tmp_path: Path) -> None:
     """HBM beside DRAM, and a GPU's memory: nodes with the same CPUs, which are those of the first."""
     text = hwloc(2).replace('nodeset="0x00000001"/>', 'nodeset="0x00000001"/><object type="NUMANode" subtype="HBM" os_index="2" '
-                            'cpuset="0x00000007" nodeset="0x00000004"/>')  # fmt: skip
+                            'cpuset="0x00000007" nodeset="0x00000004"/>')
     topology = load(tmp_path, text)
     assert [(node.index, node.cpus) for node in topology.numa] == [(0, (0, 1, 2)), (1, (4, 5, 6)), (2, ())]
     assert topology.gpus[0].pci.numa == 0
@@ -154,7 +154,7 @@ def test_a_device_between_nodes_is_of_none(tmp_path: Path) -> None:
 
 def test_hwloc_1_without_numa_nodes(tmp_path: Path) -> None:
     text = ('<topology><object type="Machine" cpuset="0x0000000f" allowed_cpuset="0x0000000f">'
-            '<object type="Socket" os_index="0" cpuset="0x0000000f"/></object></topology>')  # fmt: skip
+            '<object type="Socket" os_index="0" cpuset="0x0000000f"/></object></topology>')
     assert [(node.index, node.cpus) for node in load(tmp_path, text).numa] == [(0, (0, 1, 2, 3))]
 
 

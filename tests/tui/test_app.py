@@ -175,7 +175,7 @@ class Terminal:
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=clean, start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
+        )
         self.output = b""
 
     def read_until(self, wanted: bytes, seconds: float = 30.0) -> None:

@@ -66,7 +66,7 @@ def test_a_number_is_shown_whole_or_not_at_all(width: int) -> None:
 
 
 PAGES = {"total": 6_000_021, "free": 1_234_567, "cached": 999_999, "reserved": 123_456, "running": 3_100_000,
-         "sending": 541_999, "quarantined": 0}  # fmt: skip
+         "sending": 541_999, "quarantined": 0}
 
 
 @pytest.mark.parametrize("width", range(80, 121))

@@ -31,7 +31,7 @@ def test_address_forms(text: str, host: str, port: int) -> None:
     ["", "7700", ":7000", "host", "host:", "host:0", "host:65536", "host:-1", "host:7x", "host:٧", "[::1:7000", "[::1]",
      "[::1]7000", "[host]:1", "[10.0.0.7]:1", "a b:7000", "-host:7000", "10.0.0.300:7000", "10.0.1:7000", "::1", "::1:80",
      "[fe80::1%a b]:1", "10.0.0.1%eth0:1", "http://host:7000", "host/path:7000", "1::2::3", "x" * 254 + ":1"],
-)  # fmt: skip
+)
 def test_bad_addresses_are_quoted(text: str) -> None:
     with pytest.raises(ValueError, match="is not an address") as caught:
         parse_address(text)
@@ -51,7 +51,7 @@ def test_any_free_port_is_for_listening_only() -> None:
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("::ffff:127.0.0.1", True),
      ("::1%lo", True), ("0.0.0.0", False), ("::", False), ("10.0.0.7", False), ("localhost.example", False),
      ("fe80::1%eth0", False), ("::ffff:10.0.0.1", False)],
-)  # fmt: skip
+)
 def test_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
     assert Address(host, 7000).is_loopback is loopback

@@ -215,7 +215,7 @@ def test_a_rule_between_settings_names_the_line_of_the_one_that_was_set(tmp_path
         ('node = 3\n', "1:1", "node: is a table; write [node]"),
         ('[node]\nname.x = "a"\nrole = "both"\n[model]\npath = "/m"', "2:1", "node.name"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_file_is_explained(tmp_path: Path, text: str, place: str, message: str) -> None:
     file = write(tmp_path / "a.toml", text)
     first = mistakes(file=file, env={})[0]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pdd.engine.request import KvSource
 from pdd.errors import PeerLost, PeerProtocol
 from pdd.messenger import wire
+from pdd.messenger.endings import MOST_ANSWERED, MOST_TOMBSTONES, TOMBSTONE_SECONDS, Answered, Tombstones
 from pdd.messenger.frames import FrameBuffer
 from pdd.messenger.peers import Backoff
 from pdd.messenger.quiet import QuietLog, level_of_end
-from pdd.messenger.requests import MOST_ANSWERED, MOST_TOMBSTONES, TOMBSTONE_SECONDS, Answered, Tombstones
 from pdd.messenger.retries import Retries
 from pdd.messenger.router import route
 from pdd.states import Change, State
@@ -113,7 +113,7 @@ def test_greetings_and_heartbeats_of_a_later_version_are_read() -> None:
     [(2, {"geometry": {"later": 1}}), (2, {"name": "x" * 257}), (2, {"geometry": {"tp": 0}}), (2, {"epoch": "1"}),
      (6, {"seq": -1}), (6, {"load": {"running": -1}}), (6, {"progress": [[1]]}), (4, {"later": 1}), (5, {"later": 1}),
      (7, {"later": 1})],
-)  # fmt: skip
+)
 def test_what_is_known_stays_strict(index: int, change: dict[str, object]) -> None:
     with pytest.raises(msgspec.MsgspecError):
         wire.decode(_with(MESSAGES[index], **change))
@@ -132,7 +132,7 @@ def test_u32_lists() -> None:
     ("role", "num_tokens", "local", "source"),
     [("decode", 1, 0, KvSource.LOCAL), ("decode", 2, 0, KvSource.REMOTE), ("decode", 16, 16, KvSource.LOCAL),
      ("decode", 17, 16, KvSource.REMOTE), ("both", 5000, 0, KvSource.LOCAL)],
-)  # fmt: skip
+)
 def test_route(role: str, num_tokens: int, local: int, source: KvSource) -> None:
     assert route(role, num_tokens, local) is source
 
@@ -146,7 +146,7 @@ def test_quiet_log_names_the_cause_and_then_keeps_quiet(caplog: pytest.LogCaptur
         quiet.log(logging.WARNING, "connection refused")
     assert [record.message for record in caplog.records] == [
         "connection refused", "connection refused (599 lines held back)", "connection refused (599 lines held back)",
-    ]  # fmt: skip
+    ]
     caplog.clear()
     for tenth in range(100):
         now = 1000 + tenth / 10

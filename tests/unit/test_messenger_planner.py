@@ -17,7 +17,7 @@ def geometry(**changes: Any) -> wire.Geometry:
     fields = {
         "model": "m", "dtype": "bfloat16", "num_layers": 5, "num_kv_heads": 4, "head_dim": 16, "page_size": 16, "tp": 1,
         "num_pages": 64, "vocab_size": 1000,
-    }  # fmt: skip
+    }
     return wire.Geometry(**{**fields, **changes})
 
 
@@ -25,7 +25,7 @@ def geometry(**changes: Any) -> wire.Geometry:
     tp=st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])),
     page_size=st.tuples(st.sampled_from([8, 16, 32]), st.sampled_from([8, 16, 32])),
     num_tokens=st.integers(1, 200), skip_units=st.integers(0, 3), cut=st.integers(0, 200),
-)  # fmt: skip
+)
 def test_units_planned_are_units_expected(
     tp: tuple[int, int], page_size: tuple[int, int], num_tokens: int, skip_units: int, cut: int
 ) -> None:
@@ -61,7 +61,7 @@ def test_what_runs_is_what_the_brute_force_checks(monkeypatch: pytest.MonkeyPatc
     "changes",
     [{"model": "n"}, {"dtype": "float32"}, {"num_layers": 6}, {"num_kv_heads": 8}, {"head_dim": 32}, {"page_size": 24},
      {"vocab_size": 1001}, {"tp": 3}],
-)  # fmt: skip
+)
 def test_misfit_is_named(changes: dict[str, Any]) -> None:
     (field,) = changes
     assert [diff.field for diff in compare(geometry(), geometry(**changes))] == [field]

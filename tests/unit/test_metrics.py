@@ -94,7 +94,7 @@ def test_totals_are_the_owners_own_numbers() -> None:
     now = Snapshot(
         pages={"free": 3, "cached": 1, "running": 4}, pages_total=8, writes=10, bytes=4096, peers={"p1": True},
         links=[LinkTotals("p1", "eth0", "in", 4096)],
-    )  # fmt: skip
+    )
     metrics.read_from(lambda: now)
     for _ in range(3):  # a scrape counts nothing
         found = samples(metrics)

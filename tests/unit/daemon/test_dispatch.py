@@ -116,6 +116,9 @@ class Part:
     def __init__(self, closed: list[str], name: str, *, fails: bool = False) -> None:
         self._closed, self._name, self._fails = closed, name, fails
 
+    def detach(self) -> None:
+        self._closed.append(f"{self._name} detached")
+
     def close(self) -> None:
         self._closed.append(self._name)
         if self._fails:
@@ -134,7 +137,7 @@ async def test_a_part_that_fails_to_close_keeps_no_other_open(caplog: pytest.Log
     node.engine = FakeEngine()
     node.fabric, node._executor = Part(closed, "fabric", fails=True), Part(closed, "ranks")
     await node.close()
-    assert closed == ["decoder", "prefiller", "fabric", "ranks"]
+    assert closed == ["decoder", "prefiller", "fabric detached", "fabric", "ranks"]
     assert node.engine.stopped
     assert all(f"{name} could not be closed" in caplog.text for name in ("decoder", "prefiller", "fabric"))
 

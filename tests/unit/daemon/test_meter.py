@@ -19,8 +19,8 @@ from pdd.daemon.node import Node
 from pdd.messenger.status import AttemptDone, DecoderCounters, JobDone, PeerStatus, PrefillerCounters
 from pdd.metrics import Metrics
 
-WHOLE = AttemptDone("r", 7, "p0", True, "whole", "", 1.0, 1.5, 28, 4096)
-JOB = JobDone("r", 7, "d0", True, "", "", 0.0, 1.0, 2.0, 3.0, 99, 28, 4, 4096, 0.5, 0.1)
+WHOLE = AttemptDone("r", 7, "p0", True, "whole", "", 1.0, 1.5, 28, 4096, 7)
+JOB = JobDone("r", 7, "d0", True, "", "", 0.0, 1.0, 2.0, 3.0, 99, 28, 4, 4096, 0.5, 0.1, 7)
 
 
 def meter() -> Meter:
@@ -84,14 +84,14 @@ async def test_peers_are_labelled_by_what_the_node_was_told_or_by_their_bounded_
         peer_status=lambda: tuple(statuses), num_open=2, attempts=lambda: (), bytes_received=7,
         counters=DecoderCounters(attempts=9, retries=3, local_fallbacks=2, failed=1, stalls=4),
         peers=types.SimpleNamespace(usable_links=lambda: [object()]),
-    )  # fmt: skip
+    )
     text = node.metrics.text()
     assert 'pdd_peer_up{peer="127.0.0.1:1"} 1.0' in text
     assert 'pdd_peer_up{peer="127.0.0.1:2"} 0.0' in text
     assert text.count("pdd_peer_up{") == 2
     for line in ('fallback_total{from="remote",to="prefiller"} 3.0', 'fallback_total{from="remote",to="local"} 2.0',
                  'fallback_total{from="remote",to="error"} 1.0', "leases 2.0", "leases_expired_total 4.0",
-                 "attempts_total 9.0"):  # fmt: skip
+                 "attempts_total 9.0"):
         assert f"pdd_kv_{line}" in text
 
     callers = [peer(f"d{number}", "10.0.0.1:1") for number in range(MOST_NAMES + 9)]
@@ -99,7 +99,7 @@ async def test_peers_are_labelled_by_what_the_node_was_told_or_by_their_bounded_
     node.prefiller = types.SimpleNamespace(
         peer_status=lambda: tuple(callers), num_jobs=0, jobs=lambda: (),
         counters=PrefillerCounters(jobs=8, refused=1, cancelled=4, failed=2, peer_lost=5),
-    )  # fmt: skip
+    )
     text = node.metrics.text()
     assert text.count("pdd_peer_up{") == 2 + MOST_NAMES + 1  # those that the config names stay
     assert f'pdd_peer_up{{peer="{OTHER}"}} 1.0' in text
@@ -139,7 +139,7 @@ async def test_transfers_in_flight_are_the_fabrics() -> None:
     node: Any = Node(config, demo=True)
     node.fabric = types.SimpleNamespace(
         stats=lambda: {"active_transfers": 5, "writes": 1}, provider="tcp", info=lambda: node_fabric(), findings=lambda: (),
-    )  # fmt: skip
+    )
     assert "pdd_kv_transfers_active 5.0" in node.metrics.text()
     node.line_rate = 1e9
     assert 'pdd_nic_link_utilization_ratio{nic="eth0+eth1"} 0.0' in node.metrics.text()

@@ -30,7 +30,7 @@ class World:
         self.service = NodeService(
             model_name="m", ledger=self.ledger, metrics=self.metrics, latencies=Latencies.new(lambda: 0.0), max_queue=8, request_timeout=60.0,
             health=lambda: Health(True), metrics_text=lambda: "",
-        )  # fmt: skip
+        )
         self.service.loaded(None, Limits(100, 100, 100), self, lambda _: KvSource.LOCAL)  # type: ignore[arg-type]
 
     def submit(self, spec: GenerateSpec) -> None: ...

@@ -12,12 +12,12 @@ from pdd.engine.request import Finished, FinishReason, KvReserved, TokenOutput, 
 from pdd.engine.snapshot import RequestRow
 from pdd.messenger.status import AttemptDone, AttemptStatus, JobDone, JobStatus
 
-CONTEXT = request_rows.Context(now=100.0, via="tcp", num_layers=4, page_size=16)
+CONTEXT = request_rows.Context(now=100.0, via="tcp", page_size=16)
 ROW = RequestRow("r", "generate", "wait_kv", 90.0, 95.0, prompt_tokens=100, pages=7)
 ATTEMPT = AttemptStatus(
     attempt=7, request_id="r", state="requested", age_seconds=1.0, peer="p0", key=1, num_tokens=99, num_pages=7,
     arrived_units=12, expected_units=28, why="",
-)  # fmt: skip
+)
 
 
 class Clock:
@@ -46,11 +46,20 @@ def test_pages_on_their_way_are_counted() -> None:
     assert (request.peer, request.attempt) == ("p0", 7)
 
 
+def test_pages_of_a_transfer_are_pages_whatever_a_unit_is() -> None:
+    """Between nodes of unequal page sizes a page is many units of each layer, so units cannot be turned back into pages."""
+    book, _ = ledger()
+    book.engine_event(KvReserved("r", 7, (1,), (0,)))
+    book.attempt_done(AttemptDone("r", 7, "p0", True, "whole", "", 91.0, 92.0, 224, 4096, 7))
+    request = one(dataclasses.replace(ROW, state="running"), book)
+    assert (request.transfer.pages, request.transfer.units) == (7, 224)
+
+
 def test_the_state_is_the_engines_after_preemption_and_retry() -> None:
     """The ledger saw tokens and a failed attempt; the engine has the request in its queue again."""
     book, _ = ledger()
     book.engine_event(KvReserved("r", 7, (1,), (0,)))
-    book.attempt_done(AttemptDone("r", 7, "p0", False, "the link ended", "peer_lost", 91.0, 92.0, 0, 0))
+    book.attempt_done(AttemptDone("r", 7, "p0", False, "the link ended", "peer_lost", 91.0, 92.0, 0, 0, 0))
     book.engine_event(Tokens("r", (TokenOutput(1),)))
     waiting = dataclasses.replace(ROW, state="waiting", state_since=99.0, output_tokens=1, pages=0)
     request = one(waiting, book)
@@ -97,7 +106,7 @@ def test_a_prefill_is_shown_by_its_decoders_id_and_name() -> None:
     job = JobStatus(
         request_id="pf3-abc-0", client_id="abc-0", peer="d1", attempt=9, state="pushing", age_seconds=1.0, num_tokens=99,
         computed_tokens=48, why="",
-    )  # fmt: skip
+    )
     [request] = request_rows.live([row], {}, (), (job,), CONTEXT)
     assert (request.id, request.peer, request.attempt, request.kind) == ("abc-0", "d1", 9, "prefill")
     [request] = request_rows.live([row], {}, (), (), CONTEXT)  # its job is over, its pages are about to be
@@ -107,7 +116,7 @@ def test_a_prefill_is_shown_by_its_decoders_id_and_name() -> None:
 @pytest.mark.parametrize(("reason", "shown"), [("", "stop"), ("cancelled", "abort"), ("refused", "error"), ("peer_lost", "error")])
 def test_a_prefill_ends_as_its_job_did(reason: str, shown: str) -> None:
     book, _ = ledger()
-    book.job_done(JobDone("p", 7, "d0", not reason, reason, "why", 90.0, None, None, 91.0, 9, 0, 0, 0, 0.0, 0.0))
+    book.job_done(JobDone("p", 7, "d0", not reason, reason, "why", 90.0, None, None, 91.0, 9, 0, 0, 0, 0.0, 0.0, 0))
     entry = book.find("p")
     assert entry is not None
     assert entry.reason == shown

@@ -33,7 +33,7 @@ from pdd.errors import (
 )
 
 FAKE_RANK = Path(__file__).parents[2] / "fake_rank.py"
-PATIENCE_S = 20.0
+PATIENCE_SECONDS = 20.0
 
 Make = Callable[..., RankExecutor]
 
@@ -44,7 +44,7 @@ def make() -> Iterator[Make]:
 
     def make(behaviour: str = "work", world: int = 1, **options: object) -> RankExecutor:
         init = RankInit(model_dir="nowhere", num_pages=9, world=world)
-        options = {"step_timeout": PATIENCE_S, "start_timeout": PATIENCE_S} | options
+        options = {"step_timeout": PATIENCE_SECONDS, "start_timeout": PATIENCE_SECONDS} | options
         executor = RankExecutor(
             init, command=lambda fd: [sys.executable, str(FAKE_RANK), str(fd), behaviour], **options  # type: ignore[arg-type]
         )
@@ -65,7 +65,7 @@ def plan(step: int = 0) -> StepPlan:
 
 
 def wait_gone(pid: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -109,11 +109,11 @@ def test_close_is_quiet_and_idempotent_and_closes_the_fds(make: Make, caplog: py
 
 
 def test_a_rank_that_ignores_shutdown_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdd.engine.executor.SHUTDOWN_S", 0.3)
+    monkeypatch.setattr("pdd.engine.executor.SHUTDOWN_SECONDS", 0.3)
     executor = make("ignore shutdown")
     executor.start()
     executor.close()
-    executor._ranks[0].process.wait(PATIENCE_S)
+    executor._ranks[0].process.wait(PATIENCE_SECONDS)
     assert executor._ranks[0].process.returncode == -signal.SIGKILL
 
 
@@ -171,7 +171,7 @@ def test_a_rank_that_dies_in_a_step(make: Make) -> None:
     executor.watch(deaths.append)
     with pytest.raises(RankDied, match="was killed by SIGKILL") as caught:
         executor.execute(plan())
-    executor._keeper.join(PATIENCE_S)
+    executor._keeper.join(PATIENCE_SECONDS)
     assert deaths == [caught.value]
 
 
@@ -182,7 +182,7 @@ def test_a_rank_that_hangs_in_a_step_is_killed(make: Make) -> None:
     executor.watch(deaths.append)
     with pytest.raises(RankDied, match=r"did not finish step 0 within 0\.3 s") as caught:
         executor.execute(plan())
-    executor._keeper.join(PATIENCE_S)
+    executor._keeper.join(PATIENCE_SECONDS)
     assert deaths == [caught.value]
 
 
@@ -204,7 +204,7 @@ def test_a_death_is_told_while_no_step_runs(make: Make, world: int) -> None:
     deaths: list[RankDied] = []
     executor.watch(lambda death: (deaths.append(death), told.set()))
     os.kill(executor._ranks[-1].process.pid, signal.SIGKILL)
-    assert told.wait(PATIENCE_S)
+    assert told.wait(PATIENCE_SECONDS)
     assert f"rank {world - 1}" in str(deaths[0])
     assert "SIGKILL" in str(deaths[0])
     late: list[RankDied] = []
@@ -225,7 +225,7 @@ def test_ranks_do_not_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
     """))
     daemon = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE)
     assert daemon.stdout
-    assert select.select([daemon.stdout], [], [], PATIENCE_S)[0]
+    assert select.select([daemon.stdout], [], [], PATIENCE_SECONDS)[0]
     pids = [int(word) for word in daemon.stdout.readline().split()]
     assert len(pids) == 2
     daemon.kill()

@@ -27,7 +27,7 @@ from pdd.states import Change
 from tests.engine_fakes import FakeExecutor, RecordingSink, entries, generate, oracle, prefill
 
 PAGE = 4
-PATIENCE_S = 20.0
+PATIENCE_SECONDS = 20.0
 
 
 class SlowExecutor(FakeExecutor):
@@ -41,7 +41,7 @@ class SlowExecutor(FakeExecutor):
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.entered.set()
-        assert self.gate.wait(PATIENCE_S)
+        assert self.gate.wait(PATIENCE_SECONDS)
         return super().execute(plan)
 
 
@@ -72,10 +72,10 @@ class Rig:
 
     def wait(self, condition: Callable[[], object]) -> None:
         with self.changed:
-            assert self.changed.wait_for(condition, PATIENCE_S), self.events
+            assert self.changed.wait_for(condition, PATIENCE_SECONDS), self.events
 
     def wait_snapshot(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             assert time.monotonic() < deadline, self.loop.snapshot
             time.sleep(0.001)
@@ -107,7 +107,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     yield rig
     rig.executor.gate.set()
     rig.loop.stop()
-    assert rig.loop.join(PATIENCE_S)
+    assert rig.loop.join(PATIENCE_SECONDS)
     counts = rig.loop.snapshot.pages
     assert counts.total == counts.free + counts.reserved + counts.sending + counts.quarantined
 
@@ -155,7 +155,7 @@ def test_a_sleeping_thread_wakes_for_a_deadline(rig: Rig) -> None:
 def test_an_abort_during_a_step_takes_effect_after_it(rig: Rig) -> None:
     rig.executor.gate.clear()
     rig.loop.submit(generate("a", 4, 50))
-    assert rig.executor.entered.wait(PATIENCE_S)
+    assert rig.executor.entered.wait(PATIENCE_SECONDS)
     assert rig.loop.busy_since is not None
     rig.loop.abort("a")
     rig.loop.abort("a")
@@ -176,7 +176,7 @@ def test_a_turn_that_hangs_anywhere_is_seen(rig: Rig, where: str, monkeypatch: p
     def hanging(call: Callable[..., object]) -> Callable[..., object]:
         def hang(*args: object, **named: object) -> object:
             entered.set()
-            assert gate.wait(PATIENCE_S)
+            assert gate.wait(PATIENCE_SECONDS)
             return call(*args, **named)
 
         return hang
@@ -189,7 +189,7 @@ def test_a_turn_that_hangs_anywhere_is_seen(rig: Rig, where: str, monkeypatch: p
     }.get(where, (sink, where))
     monkeypatch.setattr(owner, name, hanging(getattr(owner, name)))
     rig.loop.submit_prefill(prefill("p", 9, sink))
-    assert entered.wait(PATIENCE_S)
+    assert entered.wait(PATIENCE_SECONDS)
     busy_since = rig.loop.busy_since
     assert busy_since is not None
     assert busy_since >= before
@@ -216,17 +216,17 @@ def test_an_end_that_hangs_is_seen(rig: Rig) -> None:
 
     def close(*, completed: bool) -> None:
         entered.set()
-        assert gate.wait(PATIENCE_S)
+        assert gate.wait(PATIENCE_SECONDS)
 
     rig.loop.submit(generate("fetch", 16 * PAGE, 1, remote=True))
     sink.close = close  # type: ignore[method-assign]
     rig.loop.submit_prefill(prefill("p", 9, sink))
     rig.wait_snapshot(lambda: rig.loop.snapshot.states["waiting"] == 1)
     rig.loop.stop()
-    assert entered.wait(PATIENCE_S)
+    assert entered.wait(PATIENCE_SECONDS)
     assert rig.loop.busy_since is not None
     gate.set()
-    assert rig.loop.join(PATIENCE_S)
+    assert rig.loop.join(PATIENCE_SECONDS)
     assert rig.loop.busy_since is None
 
 
@@ -237,7 +237,7 @@ def test_the_recorder_hears_of_the_threads_life(rig: Rig, error: Exception | Non
         rig.loop.stop()
     else:
         rig.loop.fail(error)
-    assert rig.loop.join(PATIENCE_S)
+    assert rig.loop.join(PATIENCE_SECONDS)
     heard = [(change.kind, change.after, change.why) for change in rig.changes]
     end = [("engine", "stopping", ""), ("engine", "stopped", "")] if error is None else [("engine", "failed", str(error))]
     assert heard == [("engine", "new", ""), ("engine", "running", ""), *end]
@@ -322,13 +322,13 @@ def test_a_dead_rank_ends_every_request_once_and_what_comes_later(rig: Rig) -> N
     sink, late_sink = RecordingSink(), RecordingSink()
     rig.executor.gate.clear()
     rig.loop.submit(generate("run", 4, 50))
-    assert rig.executor.entered.wait(PATIENCE_S)
+    assert rig.executor.entered.wait(PATIENCE_SECONDS)
     rig.loop.submit(generate("fetch", 9, remote=True))
     rig.loop.submit_prefill(prefill("push", 9, sink))
     rig.executor.error = RankDied("rank 0 was killed by SIGKILL")
     rig.executor.gate.set()
     rig.wait(lambda: rig.failures)
-    assert rig.loop.join(PATIENCE_S)
+    assert rig.loop.join(PATIENCE_SECONDS)
     assert all(rig.finished(request_id) for request_id in ("run", "fetch", "push"))
     rig.loop.submit(generate("late", 4))
     rig.loop.submit_prefill(prefill("late push", 4, late_sink))
@@ -347,7 +347,7 @@ def test_a_rank_that_dies_while_idle_ends_the_loop(rig: Rig) -> None:
     error = RankDied("rank 0 exited with status 1")
     rig.loop.fail(error)
     rig.wait_finished("r")
-    assert rig.loop.join(PATIENCE_S)
+    assert rig.loop.join(PATIENCE_SECONDS)
     assert rig.failures == [error]
 
 
@@ -355,7 +355,7 @@ def test_a_bug_is_an_engine_error(rig: Rig) -> None:
     rig.executor.error = ZeroDivisionError("oops")
     rig.loop.submit(generate("a", 4))
     rig.wait_finished("a")
-    assert rig.loop.join(PATIENCE_S)
+    assert rig.loop.join(PATIENCE_SECONDS)
     assert isinstance(rig.failures[0], EngineError)
     assert "oops" in str(rig.failures[0])
 
@@ -364,7 +364,7 @@ def test_stop_tells_draining_and_reports_no_failure(rig: Rig) -> None:
     rig.loop.submit(generate("r", 9, remote=True))
     rig.wait(lambda: rig.reserved("r"))
     rig.loop.stop()
-    assert rig.loop.join(PATIENCE_S)
+    assert rig.loop.join(PATIENCE_SECONDS)
     ended = rig.finished("r")
     assert ended
     assert isinstance(ended.error, Draining)

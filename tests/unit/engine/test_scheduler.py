@@ -19,7 +19,7 @@ from pdd.engine.request import (
     KvSource,
     RequestState,
 )
-from pdd.errors import Overloaded, PromptTooLong
+from pdd.errors import Draining, NoPrefiller, Overloaded, PromptTooLong
 from pdd.states import Change
 from tests.engine_fakes import RecordingSink, generate, oracle, prefill
 from tests.unit.engine.node import PAGE, Node
@@ -169,6 +169,37 @@ def test_a_preempted_remote_request_is_fetched_again_with_what_it_said() -> None
     node.fetch("b")
     node.run()
     assert node.outputs["b"] == oracle(second.prompt, 8)
+
+
+def preempted_stream() -> tuple[Node, int]:
+    """A node that has preempted the remote request `b` after its first tokens, and the attempt that is to fetch it again."""
+    node = Node(num_pages=4)
+    node.submit(generate("a", 5, 8), generate("b", 5, 8, remote=True, salt=1))
+    node.step()
+    old = node.fetch("b")
+    while node.reserved("b").attempt == old.attempt:
+        node.step()
+    assert node.outputs["b"]
+    return node, node.reserved("b").attempt
+
+
+@pytest.mark.parametrize("error", [NoPrefiller("all are down"), PromptTooLong("prompt and output are too long for all")])
+@pytest.mark.parametrize("outcome", [KvOutcome.RELEASED, KvOutcome.QUARANTINED])
+def test_a_preempted_stream_that_no_prefiller_takes_goes_on_here(outcome: KvOutcome, error: Exception) -> None:
+    node, attempt = preempted_stream()
+    node.settle(attempt, outcome, None, error)
+    if outcome is KvOutcome.QUARANTINED:
+        node.settle(attempt, KvOutcome.RELEASED)
+    node.run()
+    assert node.outputs["b"] == oracle(generate("b", 5, salt=1).prompt, 8)
+
+
+def test_a_preempted_stream_ends_with_the_node() -> None:
+    node, attempt = preempted_stream()
+    node.settle(attempt, KvOutcome.RELEASED, None, Draining("this node is shutting down"))
+    finished = node.finished("b")
+    assert finished is not None
+    assert isinstance(finished.error, Draining)
 
 
 def test_pages_that_a_write_may_touch_are_never_preempted() -> None:
