@@ -41,13 +41,14 @@ Worker::Worker(WorkerConfig config, Domains domains, CommandQueue& commands, Lay
 
 void Worker::run() {
     while (!commands_.closed()) {
+        const TimePoint now = Clock::now();
         bool worked = take_commands();
         for (auto& [id, peer] : peers_) worked |= peer->turn() > 0;
         forget_alarms();
         if (worked)
-            config_.idle.worked();
+            config_.idle.worked(now);
         else
-            idle();
+            idle(now);
     }
     close_all();
 }
@@ -62,8 +63,8 @@ bool Worker::take_commands() {
     return taken > 0;
 }
 
-void Worker::idle() {
-    switch (config_.idle.nothing()) {
+void Worker::idle(TimePoint now) {
+    switch (config_.idle.nothing(now)) {
         case IdlePolicy::Step::Spin:
             cpu_pause();
             return;

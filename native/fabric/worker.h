@@ -55,7 +55,7 @@ class Worker {
     };
 
     bool take_commands();
-    void idle();
+    void idle(TimePoint now);
     void close_all();
     Peer* find(uint32_t endpoint);
     Sender* sender_of(uint64_t transfer, Transfer*& found);

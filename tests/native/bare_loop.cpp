@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <iostream>
@@ -58,7 +59,10 @@ std::vector<Chunk> chunks(const Job& job) {
 }
 
 uint8_t* memory(const Job& job) {
-    void* at = ::mmap(nullptr, job.nbytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    // A memfd, as the ranks' KV memory is.
+    const int fd = ::memfd_create("arena", 0);
+    CHECK(fd >= 0 && ::ftruncate(fd, static_cast<off_t>(job.nbytes())) == 0);
+    void* at = ::mmap(nullptr, job.nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     CHECK(at != MAP_FAILED);
     return static_cast<uint8_t*>(at);
 }
