@@ -1,4 +1,4 @@
-// Endpoint: the libfabric side of one peer, on every NIC: addresses, keys, posting, polling, and the fence.
+// Endpoint: the NIC side of one peer, on every NIC: addresses, keys, posting, polling, and the fence.
 //
 // Closing it is the fence: nothing of that peer lands afterwards (providers whose caps say so), and its completion
 // queues are never read again. Owner: the worker's thread.
@@ -20,7 +20,7 @@ namespace pdd {
 
 class Endpoint final : public WritePort {
   public:
-    static Result<std::unique_ptr<Endpoint>> open(uint32_t id, const Domains& domains, const RegionTable& regions,
+    static Result<std::unique_ptr<Endpoint>> open(uint32_t id, const Nics& nics, const RegionTable& regions,
                                                   Stats& stats);
 
     // What a peer needs to write into `regions` here.
@@ -37,36 +37,31 @@ class Endpoint final : public WritePort {
     std::string name() const override;
     std::string error_text(int code) const override;
 
-    // Receives what poll() finds.
-    class Sink {
-      public:
-        virtual ~Sink() = default;
-        virtual void on_write(Op* op, int error) = 0;
-        virtual void on_immediate(uint32_t imm) = 0;
-        virtual void on_error(const std::string& message) = 0;  // not tied to a write of ours
-    };
-    // Reads up to `budget` completions of each rail; returns how many there were.
-    uint32_t poll(Sink& sink, uint32_t budget);
+    // Reads up to `budget` completions of each NIC; returns how many there were.
+    uint32_t poll(CompletionSink& sink, uint32_t budget);
 
     // Status of closing the endpoints proper: an error means that the fence does not stand.
     Status close();
 
-    std::span<Rail> rails() { return rails_; }
+    NicPort& port(size_t nic) { return *rails_[nic].port; }
 
   private:
-    Endpoint(uint32_t id, const Domains& domains, const RegionTable& regions, Stats& stats)
-        : id_(id), domains_(domains), regions_(regions), stats_(stats) {}
+    struct Rail {
+        std::unique_ptr<NicPort> port;
+        uint64_t peer = 0;      // as the port calls it
+        size_t remote_nic = 0;  // which of the peer's NICs this rail writes to
+    };
+
+    Endpoint(uint32_t id, const Nics& nics, const RegionTable& regions, Stats& stats)
+        : id_(id), nics_(nics), regions_(regions), stats_(stats) {}
     Status check_remote(const Descriptor& remote) const;
-    uint32_t poll_rail(size_t nic, Sink& sink, uint32_t budget);
-    void read_errors(size_t nic, Sink& sink);
 
     uint32_t id_;
-    const Domains& domains_;
+    const Nics& nics_;
     const RegionTable& regions_;
     Stats& stats_;
-    std::unordered_map<uint32_t, std::vector<Fid<fid_mr>>> exposed_;  // closed after the rails
-    std::vector<Rail> rails_;                                         // one per NIC, in the order of domains_
-    std::vector<bool> broken_;                                        // rails whose queue must not be read any more
+    std::unordered_map<uint32_t, std::vector<std::unique_ptr<NicMemory>>> exposed_;  // closed after the rails
+    std::vector<Rail> rails_;                                                        // one per NIC
     std::optional<Descriptor> remote_;
     size_t next_rail_ = 0;
 };

@@ -25,12 +25,16 @@ Engine::Shared::Shared()
       }) {}
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config) {
+    auto choice = choose_library(config.library, config.search);
+    if (!choice) return choice.error();
+    return open(config, [config, library = choice->library] { return pdd::open_nics(library, config); });
+}
+
+Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config, std::function<Result<Nics>()> open_nics) {
     const auto idle = IdlePolicy::named(config.idle);
     if (!idle) return Error{"idle policy '" + config.idle + "' is none of auto, spin, block", FI_EINVAL};
     if (config.window_ops == 0 || config.window_bytes == 0)
         return Error{"window_ops and window_bytes must not be 0", FI_EINVAL};
-    auto choice = choose_library(config.library, config.search);
-    if (!choice) return choice.error();
 
     std::unique_ptr<Engine> engine(new Engine);
     engine->shared_ = std::make_shared<Shared>();
@@ -39,20 +43,20 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config) {
     std::promise<Result<std::vector<ProviderCaps>>> opened;
     auto answer = opened.get_future();
     // NICs are opened on the thread that will use them, after it is pinned: their memory lands on its NUMA node.
-    engine->thread_ = std::thread([config, idle = *idle, library = choice->library, shared = engine->shared_,
+    engine->thread_ = std::thread([config, idle = *idle, open_nics = std::move(open_nics), shared = engine->shared_,
                                    opened = std::move(opened)]() mutable {
         pin_thread(config.cpus);
-        auto domains = open_domains(library, config);
-        if (domains) {
+        auto nics = open_nics();
+        if (nics) {
             std::vector<ProviderCaps> caps;
-            for (const auto& domain : *domains) caps.push_back(domain->caps());
-            Worker worker({config.window_ops, config.window_bytes, idle}, std::move(*domains), shared->commands,
+            for (const auto& nic : *nics) caps.push_back(nic->caps());
+            Worker worker({config.window_ops, config.window_bytes, idle}, std::move(*nics), shared->commands,
                           shared->watcher, shared->imms, shared->events, shared->stats);
             shared->worker = &worker;
             opened.set_value(std::move(caps));
             worker.run();
         } else {
-            opened.set_value(domains.error());
+            opened.set_value(nics.error());
         }
         const std::lock_guard lock(shared->ended_mutex);
         shared->ended = true;

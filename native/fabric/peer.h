@@ -11,7 +11,7 @@
 
 namespace pdd {
 
-class Peer final : public Endpoint::Sink {
+class Peer final : public CompletionSink {
   public:
     Peer(uint32_t id, std::unique_ptr<Endpoint> endpoint, Window window, SenderContext shared, ImmTable& imms)
         : id_(id),
@@ -22,6 +22,7 @@ class Peer final : public Endpoint::Sink {
 
     Endpoint& endpoint() { return *endpoint_; }
     Sender& sender() { return sender_; }
+    const Sender& sender() const { return sender_; }
 
     // One turn: reads completions, posts what the window admits. Returns how much happened.
     uint32_t turn();

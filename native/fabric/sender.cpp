@@ -64,14 +64,14 @@ bool Sender::arm(Transfer& transfer, const WritePlan& plan, uint32_t begin, uint
 
 void Sender::fire(Transfer& transfer, WriteCursor work, bool last_of_plan) {
     if (transfer.dropping()) return;  // counted as failed when it was dropped
-    transfer.fire(std::move(work), last_of_plan);
+    transfer.fire(std::move(work), last_of_plan, shared_.now);
     if (last_of_plan) stat_sub(shared_.stats.armed_plans);
     enqueue(transfer);
 }
 
 void Sender::write(Transfer& transfer, const std::shared_ptr<const WritePlan>& plan) {
     if (!admit(transfer, *plan, plan->units(0, 1))) return;
-    transfer.add(WriteCursor(plan, 0, 0, 1));
+    transfer.add(WriteCursor(plan, 0, 0, 1), shared_.now);
     enqueue(transfer);
 }
 
@@ -138,8 +138,8 @@ void Sender::post(Transfer& transfer, const WriteBatch& batch, Fault fault) {
         shared_.ops.give(op);
         stat_add(shared_.stats.again);
         blocked_ = true;
-        const auto now = std::chrono::steady_clock::now();
-        if (window_.ops() > 0 || blocked_since_ == decltype(now){})
+        const TimePoint now = shared_.now;
+        if (window_.ops() > 0 || blocked_since_ == TimePoint{})
             blocked_since_ = now;
         else if (now - blocked_since_ > kConnectDeadline)
             fail("fi_writemsg (" + port_.name() + "): no connection, no write was taken for 10 s");
@@ -190,7 +190,7 @@ void Sender::complete(Op* op, int error) {
     stat_sub(shared_.stats.inflight_writes);
     stat_sub(shared_.stats.inflight_bytes, op->nbytes);
     stat_add(error == 0 ? shared_.stats.completions : shared_.stats.errors);
-    transfer.settle(op->units, fate);
+    transfer.settle(op->units, fate, shared_.now);
     shared_.ops.give(op);
     if (error == 0) {
         end_if_done(transfer);
@@ -218,7 +218,7 @@ void Sender::abandon(const std::string& reason) {
         window_.completed(op->nbytes);
         stat_sub(shared_.stats.inflight_writes);
         stat_sub(shared_.stats.inflight_bytes, op->nbytes);
-        op->transfer->settle(op->units, Fate::Unknown);
+        op->transfer->settle(op->units, Fate::Unknown, shared_.now);
         shared_.ops.give(op);
     }
     for (auto it = transfers_.begin(); it != transfers_.end();) drop(*(it++)->second, failure_);

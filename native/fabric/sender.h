@@ -7,7 +7,6 @@
 // by then.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -16,20 +15,15 @@
 
 #include "fabric/events.h"
 #include "fabric/faults.h"
+#include "fabric/nic.h"
 #include "fabric/op_pool.h"
 #include "fabric/stats.h"
 #include "fabric/transfer.h"
 #include "fabric/window.h"
 #include "fabric/write_plan.h"
+#include "util/clock.h"
 
 namespace pdd {
-
-enum class PostOutcome { Posted, Again, Refused };
-
-struct PostResult {
-    PostOutcome outcome;
-    int code = 0;  // positive errno when refused
-};
 
 // What a Sender posts through: an Endpoint, or a fake in tests.
 class WritePort {
@@ -50,8 +44,9 @@ struct SenderContext {
     FaultInjector& faults;
     EventQueue& events;
     Stats& stats;
-    std::vector<uint64_t>&
-        dropped_alarms;  // of transfers that post nothing more; the worker takes them off the watcher
+    // Of transfers that post nothing more; the worker takes them off the watcher.
+    std::vector<uint64_t>& dropped_alarms;
+    const TimePoint& now;  // of the worker's turn
 };
 
 class Sender {
@@ -99,7 +94,7 @@ class Sender {
     OpList outstanding_;
     std::string failure_;  // "" while usable
     bool blocked_ = false;
-    std::chrono::steady_clock::time_point blocked_since_{};
+    TimePoint blocked_since_{};
 };
 
 }  // namespace pdd

@@ -17,6 +17,7 @@
 
 #include "fabric/events.h"
 #include "fabric/write_plan.h"
+#include "util/clock.h"
 
 namespace pdd {
 
@@ -48,13 +49,13 @@ class Transfer {
         armed_units_ += units;
         alarms_.push_back(alarm);
     }
-    void fire(WriteCursor work, bool last_of_plan) {
+    void fire(WriteCursor work, bool last_of_plan, TimePoint now) {
         armed_units_ -= work.units_left();
         armed_plans_ -= last_of_plan ? 1 : 0;
-        add(std::move(work));
+        add(std::move(work), now);
     }
-    void add(WriteCursor work) {
-        last_added_ = Clock::now();
+    void add(WriteCursor work, TimePoint now) {
+        last_added_ = now;
         if (!busy()) busy_since_ = last_added_;
         queue_.push_back(std::move(work));
     }
@@ -71,11 +72,10 @@ class Transfer {
         traffic_.writes += 1;
         traffic_.bytes += nbytes;
     }
-    void settle(uint64_t units, Fate fate) {
+    void settle(uint64_t units, Fate fate, TimePoint now) {
         inflight_ -= 1;
         count(units, fate);
         if (busy()) return;
-        const auto now = Clock::now();
         traffic_.busy_ns += ns(now - busy_since_);
         traffic_.exposed_ns = ns(now - last_added_);
     }
@@ -106,7 +106,6 @@ class Transfer {
 
   private:
     enum class State { Open, Finishing, Dropping };
-    using Clock = std::chrono::steady_clock;
 
     bool busy() const { return inflight_ > 0 || !queue_.empty(); }
     static uint64_t ns(Clock::duration span) {
@@ -124,8 +123,8 @@ class Transfer {
     std::vector<uint64_t> alarms_;
     Counts counts_;
     Traffic traffic_;
-    Clock::time_point busy_since_;
-    Clock::time_point last_added_;
+    TimePoint busy_since_;
+    TimePoint last_added_;
     std::string error_;
 };
 

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "util/pause.h"
 
@@ -27,30 +28,35 @@ void pin_thread(const std::vector<int>& cpus) {
     ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);
 }
 
-Worker::Worker(WorkerConfig config, Domains domains, CommandQueue& commands, LayerWatcher& watcher, ImmTable& imms,
+Worker::Worker(WorkerConfig config, Nics nics, CommandQueue& commands, Alarms& alarms, ImmTable& imms,
                EventQueue& events, Stats& stats)
     : config_(std::move(config)),
       commands_(commands),
-      watcher_(watcher),
+      alarms_(alarms),
       imms_(imms),
       events_(events),
       stats_(stats),
-      domains_(std::move(domains)),
-      regions_(domains_),
-      sleeper_(domains_, commands) {}
+      nics_(std::move(nics)),
+      regions_(nics_),
+      sleeper_(nics_, commands) {}
 
 void Worker::run() {
     while (!commands_.closed()) {
         const TimePoint now = Clock::now();
-        bool worked = take_commands();
-        for (auto& [id, peer] : peers_) worked |= peer->turn() > 0;
-        forget_alarms();
-        if (worked)
+        if (turn(now))
             config_.idle.worked(now);
         else
             idle(now);
     }
-    close_all();
+    close_all(Clock::now());
+}
+
+bool Worker::turn(TimePoint now) {
+    now_ = now;
+    bool worked = take_commands();
+    for (auto& [id, peer] : peers_) worked |= peer->turn() > 0;
+    forget_alarms();
+    return worked;
 }
 
 bool Worker::take_commands() {
@@ -74,18 +80,22 @@ void Worker::idle(TimePoint now) {
         case IdlePolicy::Step::Block:
             break;
     }
-    int timeout = peers_.empty() ? -1 : domains_[0]->caps().max_sleep_ms;
-    for (auto& [id, peer] : peers_) {
-        if (peer->sender().blocked())
-            timeout = kRetryTimeoutMs;
-        else if (!peer->sender().idle())
-            timeout = std::min(timeout, kBusyTimeoutMs);
-    }
-    sleeper_.sleep(timeout);
+    sleeper_.sleep(patience_ms());
     stat_add(stats_.wakeups);
 }
 
-void Worker::close_all() {
+int Worker::patience_ms() const {
+    if (peers_.empty()) return -1;
+    int patience = nics_[0]->caps().max_sleep_ms;
+    for (const auto& [id, peer] : peers_) {
+        if (peer->sender().blocked()) return kRetryTimeoutMs;
+        if (!peer->sender().idle()) patience = std::min(patience, kBusyTimeoutMs);
+    }
+    return patience;
+}
+
+void Worker::close_all(TimePoint now) {
+    now_ = now;
     Command command;
     while (commands_.try_pop(command)) std::visit([this](auto& c) { execute(c); }, command);
     while (!peers_.empty()) {
@@ -109,12 +119,12 @@ Sender* Worker::sender_of(uint64_t transfer, Transfer*& found) {
 
 // -- synchronous ------------------------------------------------------------------------------------------------------
 Status Worker::open_endpoint(uint32_t id) {
-    auto endpoint = Endpoint::open(id, domains_, regions_, stats_);
+    auto endpoint = Endpoint::open(id, nics_, regions_, stats_);
     if (!endpoint) return endpoint.error();
     sleeper_.add(**endpoint);
     peers_.emplace(id,
                    std::make_unique<Peer>(id, std::move(*endpoint), Window(config_.window_ops, config_.window_bytes),
-                                          SenderContext{ops_, faults_, events_, stats_, dropped_alarms_}, imms_));
+                                          SenderContext{ops_, faults_, events_, stats_, dropped_alarms_, now_}, imms_));
     stat_add(stats_.endpoints);
     return {};
 }
@@ -164,7 +174,7 @@ void Worker::execute(command::Arm& c) {
     if (!sender->arm(*transfer, *c.plan, c.begin, c.end, alarm)) return;
     const uint32_t num_layers = c.plan->geometry().num_layers;
     armed_.emplace(alarm, ArmedPlan{c.transfer, std::move(c.plan), c.begin, c.end});
-    watcher_.set({alarm, std::move(c.counter), c.first_value, num_layers});
+    alarms_.set({alarm, std::move(c.counter), c.first_value, num_layers});
 }
 
 void Worker::execute(command::Fire& c) {
@@ -208,7 +218,7 @@ void Worker::execute(command::CloseEndpoint& c) {
 void Worker::forget_alarms() {
     if (dropped_alarms_.empty()) return;
     std::erase_if(dropped_alarms_, [this](uint64_t alarm) { return armed_.erase(alarm) == 0; });
-    watcher_.clear(std::exchange(dropped_alarms_, {}));
+    alarms_.clear(std::exchange(dropped_alarms_, {}));
 }
 
 }  // namespace pdd

@@ -48,7 +48,7 @@ class FakePort final : public WritePort {
 
 struct Bench {
     explicit Bench(Window window = Window(64, 8 << 20))
-        : sender(1, port, window, SenderContext{ops, faults, events, stats, dropped}) {}
+        : sender(1, port, window, SenderContext{ops, faults, events, stats, dropped, now}) {}
 
     std::map<uint64_t, Event> done() {
         std::map<uint64_t, Event> out;
@@ -70,6 +70,7 @@ struct Bench {
     EventQueue events{64};
     Stats stats;
     std::vector<uint64_t> dropped;
+    TimePoint now{};
     FakePort port;
     Sender sender;
 };
