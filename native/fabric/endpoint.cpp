@@ -9,29 +9,34 @@
 namespace pdd {
 namespace {
 
-constexpr uint32_t kQueue = 4096;
+// A peer with a larger window than ours is held to so many of ours.
+constexpr uint32_t kInboundWindows = 4;
+constexpr uint32_t kMaxInbound = 65536;
 
 }  // namespace
 
 Result<std::unique_ptr<Endpoint>> Endpoint::open(uint32_t id, const Nics& nics, const RegionTable& regions,
-                                                 Stats& stats) {
-    std::unique_ptr<Endpoint> endpoint(new Endpoint(id, nics, regions, stats));
+                                                 Stats& stats, uint32_t window_ops) {
+    const uint32_t max_inbound = std::min(kInboundWindows * window_ops, kMaxInbound);
+    std::unique_ptr<Endpoint> endpoint(new Endpoint(id, nics, regions, stats, max_inbound));
     for (const auto& nic : nics) {
-        auto port = nic->open_port(kQueue);
+        auto port = nic->open_port(window_ops + max_inbound);
         if (!port) return port.error();
-        endpoint->rails_.push_back({std::move(*port)});
+        endpoint->ports_.push_back(std::move(*port));
     }
     return endpoint;
 }
 
 std::string Endpoint::name() const {
-    std::string text = "provider " + nics_[0]->caps().provider + ", endpoint " + std::to_string(id_);
-    if (remote_) {
-        const RemoteNic& nic = remote_->nics[0];
-        const std::string address = address_text(nic.address_format, nic.address.data(), nic.address.size());
-        if (!address.empty()) text += " to " + address;
-    }
-    return text;
+    return "provider " + nics_[0]->caps().provider + ", endpoint " + std::to_string(id_);
+}
+
+std::string Endpoint::name(size_t lane) const {
+    const RemoteNic& remote = remote_->nics[routes_[lane].remote_nic];
+    std::string text = "provider " + nics_[0]->caps().provider + ", NIC " + nics_[lanes_[lane].nic]->name() +
+                       ", endpoint " + std::to_string(id_);
+    const std::string address = address_text(remote.address_format, remote.address.data(), remote.address.size());
+    return address.empty() ? text : text + " to " + address;
 }
 
 std::string Endpoint::error_text(int code) const {
@@ -41,15 +46,15 @@ std::string Endpoint::error_text(int code) const {
 Result<std::string> Endpoint::describe(std::span<const uint32_t> regions) {
     Descriptor out;
     out.wire = nics_[0]->caps().wire;
-    for (size_t nic = 0; nic < rails_.size(); ++nic)
-        out.nics.push_back({nics_[nic]->address_format(), rails_[nic].port->address()});
+    for (size_t nic = 0; nic < ports_.size(); ++nic)
+        out.nics.push_back({nics_[nic]->address_format(), ports_[nic]->address(), max_inbound_});
     if (regions.size() > Descriptor::kMaxRegions) return Error{"describe: too many regions", FI_EINVAL};
     for (const uint32_t id : regions) {
         const LocalRegion* region = regions_.find(id);
         if (region == nullptr) return Error{"describe: no region " + std::to_string(id), FI_EINVAL};
         auto [exposed, fresh] = exposed_.try_emplace(id);
         RemoteRegion remote{region->length, {}};
-        for (size_t nic = 0; nic < rails_.size(); ++nic) {
+        for (size_t nic = 0; nic < ports_.size(); ++nic) {
             const auto& caps = nics_[nic]->caps();
             if (caps.app_keys && fresh) {
                 auto mr = nics_[nic]->register_memory(region->base, region->length, Access::Remote);
@@ -79,7 +84,7 @@ Status Endpoint::check_remote(const Descriptor& remote) const {
                          FI_EINVAL};
         // fi_av_insert reads as many bytes as the format has: fewer would be read past.
         const bool text = format == FI_ADDR_STR;
-        if (text ? nic.address.back() != 0 : nic.address.size() != rails_[0].port->address().size())
+        if (text ? nic.address.back() != 0 : nic.address.size() != ports_[0]->address().size())
             return Error{"malformed fabric descriptor: address of " + std::to_string(nic.address.size()) + " bytes",
                          FI_EINVAL};
     }
@@ -91,12 +96,18 @@ Status Endpoint::connect(std::span<const uint8_t> descriptor) {
     auto remote = Descriptor::parse(descriptor);
     if (!remote) return remote.error();
     if (Status fits = check_remote(*remote); !fits) return fits;
-    for (size_t nic = 0; nic < rails_.size(); ++nic) {
-        Rail& rail = rails_[nic];
-        rail.remote_nic = nic % remote->nics.size();
-        auto peer = rail.port->resolve(remote->nics[rail.remote_nic].address);
+    const size_t num_lanes = std::max(ports_.size(), remote->nics.size());
+    const auto sharing = [num_lanes](size_t nic, size_t of) {  // lanes that end at this NIC
+        return static_cast<uint32_t>((num_lanes - nic + of - 1) / of);
+    };
+    for (size_t lane = 0; lane < num_lanes; ++lane) {
+        const size_t nic = lane % ports_.size();
+        const size_t far = lane % remote->nics.size();
+        auto peer = ports_[nic]->resolve(remote->nics[far].address);
         if (!peer) return peer.error();
-        rail.peer = *peer;
+        routes_.push_back({far, *peer});
+        lanes_.push_back({static_cast<uint32_t>(nic), sharing(nic, ports_.size()),
+                          remote->nics[far].max_ops / sharing(far, remote->nics.size())});
     }
     remote_ = std::move(*remote);
     return {};
@@ -133,12 +144,12 @@ Status Endpoint::check(const WritePlan& plan) const {
     return {};
 }
 
-PostResult Endpoint::post(const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) {
-    const size_t nic = next_rail_;
-    const Rail& rail = rails_[nic];
+PostResult Endpoint::post(size_t lane, const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) {
+    const size_t nic = lanes_[lane].nic;
+    const Route& route = routes_[lane];
     const LocalRegion* source = regions_.find(plan.geometry().src_region);
     if (source == nullptr) return {PostOutcome::Refused, FI_EINVAL};  // unregistered since it was checked
-    const RemoteKey& target = remote_->regions[plan.geometry().dst_region].keys[rail.remote_nic];
+    const RemoteKey& target = remote_->regions[plan.geometry().dst_region].keys[route.remote_nic];
 
     NicWrite write;
     write.num_pieces = batch.num_segments;
@@ -149,27 +160,25 @@ PostResult Endpoint::post(const WritePlan& plan, const WriteBatch& batch, uint32
     write.imm = imm;
     write.descriptor = source->keys[nic]->descriptor;
     write.key = target.key;
-    write.peer = rail.peer;
-    const PostResult result = rail.port->post(write, op);
-    if (result.outcome != PostOutcome::Posted) return result;
-    stat_add(stats_.nic_writes[nic]);
-    next_rail_ = (nic + 1) % rails_.size();
+    write.peer = route.peer;
+    const PostResult result = ports_[nic]->post(write, op);
+    if (result.outcome == PostOutcome::Posted) stat_add(stats_.nic_writes[nic]);
     return result;
 }
 
 uint32_t Endpoint::poll(CompletionSink& sink, uint32_t budget) {
     uint32_t found = 0;
-    for (auto& rail : rails_) found += rail.port->poll(sink, budget);
+    for (auto& port : ports_) found += port->poll(sink, budget);
     return found;
 }
 
 Status Endpoint::close() {
     Status status;
-    for (auto& rail : rails_) {
-        Status closed = rail.port->close();
+    for (auto& port : ports_) {
+        Status closed = port->close();
         if (!closed && status) status = Error{"endpoint " + std::to_string(id_) + ": " + closed.error().message};
     }
-    rails_.clear();
+    ports_.clear();
     exposed_.clear();
     return status;
 }

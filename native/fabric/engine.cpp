@@ -50,7 +50,7 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config, std::fu
         if (nics) {
             std::vector<ProviderCaps> caps;
             for (const auto& nic : *nics) caps.push_back(nic->caps());
-            Worker worker({config.window_ops, config.window_bytes, idle}, std::move(*nics), shared->commands,
+            Worker worker({{config.window_ops, config.window_bytes}, idle}, std::move(*nics), shared->commands,
                           shared->watcher, shared->imms, shared->events, shared->stats);
             shared->worker = &worker;
             opened.set_value(std::move(caps));
@@ -234,9 +234,9 @@ Status Engine::check_transfer(uint64_t transfer) const {
 
 Status Engine::arm(uint64_t transfer, uint32_t watch, uint64_t first_value, std::shared_ptr<const WritePlan> plan,
                    uint32_t begin, uint32_t end) {
-    if (begin > end || end > plan->entries().size())
+    if (begin > end || end > plan->size())
         return Error{"arm: entries [" + std::to_string(begin) + ", " + std::to_string(end) + ") of a plan of " +
-                         std::to_string(plan->entries().size()),
+                         std::to_string(plan->size()),
                      FI_EINVAL};
     if (Status known = check_transfer(transfer); !known) return known;
     std::shared_ptr<const Counter> counter;
@@ -264,10 +264,10 @@ Status Engine::cancel(uint64_t transfer) {
     return send(command::Cancel{transfer});
 }
 
-Status Engine::inject_fault(const std::string& kind, uint64_t after, uint64_t count) {
+Status Engine::inject_fault(const std::string& kind, uint64_t after, uint64_t count, int nic) {
     const auto fault = fault_named(kind);
-    if (!fault) return Error{"fault '" + kind + "' is none of error, lost, hold", FI_EINVAL};
-    return send(command::InjectFault{*fault, after, count});
+    if (!fault) return Error{"fault '" + kind + "' is none of error, lost, hold, again", FI_EINVAL};
+    return send(command::InjectFault{*fault, after, count, nic});
 }
 
 }  // namespace pdd

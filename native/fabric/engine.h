@@ -77,7 +77,7 @@ class Engine {
     Status finish(uint64_t transfer);
     Status cancel(uint64_t transfer);
 
-    Status inject_fault(const std::string& kind, uint64_t after, uint64_t count);
+    Status inject_fault(const std::string& kind, uint64_t after, uint64_t count, int nic = -1);
     const Stats& stats() const { return shared_->stats; }
     uint32_t keys_in_use() const { return shared_->imms.in_use(); }
 

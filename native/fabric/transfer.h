@@ -11,7 +11,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
@@ -62,10 +61,14 @@ class Transfer {
     uint32_t armed_plans() const { return armed_plans_; }
     // The alarms of its plans, those that have fired included.
     const std::vector<uint64_t>& alarms() const { return alarms_; }
-    bool has_work() const { return !queue_.empty(); }
-    WriteCursor& work() { return queue_.front(); }
+    bool has_work() const { return first_ < queue_.size(); }
+    WriteCursor& work() { return queue_[first_]; }
     void pop_done_work() {
-        if (queue_.front().done()) queue_.pop_front();
+        if (!work().done()) return;
+        ++first_;
+        if (first_ < queue_.size() && first_ < kKeptDone) return;
+        queue_.erase(queue_.begin(), queue_.begin() + first_);
+        first_ = 0;
     }
     void posted(uint64_t nbytes) {
         inflight_ += 1;
@@ -95,19 +98,24 @@ class Transfer {
         state_ = State::Dropping;
         for (const auto& work : queue_) count(work.units_left(), Fate::Failed);
         queue_.clear();
+        first_ = 0;
         count(armed_units_, Fate::Failed);
         armed_units_ = 0;
         armed_plans_ = 0;
     }
-    bool done() const { return inflight_ == 0 && queue_.empty() && armed_plans_ == 0 && state_ != State::Open; }
+    bool done() const { return inflight_ == 0 && !has_work() && armed_plans_ == 0 && state_ != State::Open; }
 
-    int64_t deficit = 0;   // of the fair queue
-    bool in_line = false;  // of the fair queue
+    // -- of the fair queue
+    int64_t deficit = 0;
+    bool in_line = false;
+    Transfer* ahead = nullptr;
+    Transfer* behind = nullptr;
 
   private:
     enum class State { Open, Finishing, Dropping };
+    static constexpr size_t kKeptDone = 64;
 
-    bool busy() const { return inflight_ > 0 || !queue_.empty(); }
+    bool busy() const { return inflight_ > 0 || has_work(); }
     static uint64_t ns(Clock::duration span) {
         return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(span).count());
     }
@@ -119,13 +127,42 @@ class Transfer {
     uint32_t inflight_ = 0;
     uint32_t armed_plans_ = 0;
     uint64_t armed_units_ = 0;
-    std::deque<WriteCursor> queue_;
+    std::vector<WriteCursor> queue_;  // done ones stay until there are kKeptDone of them, so that popping is cheap
+    size_t first_ = 0;
     std::vector<uint64_t> alarms_;
     Counts counts_;
     Traffic traffic_;
     TimePoint busy_since_;
     TimePoint last_added_;
     std::string error_;
+};
+
+// Transfers in line, linked through themselves: joining, leaving and going to the back cost the same for any number.
+class TransferLine {
+  public:
+    bool empty() const { return head_ == nullptr; }
+    Transfer& front() const { return *head_; }
+    void join(Transfer& transfer) {
+        transfer.in_line = true;
+        transfer.ahead = tail_;
+        transfer.behind = nullptr;
+        (tail_ != nullptr ? tail_->behind : head_) = &transfer;
+        tail_ = &transfer;
+    }
+    void leave(Transfer& transfer) {
+        transfer.in_line = false;
+        (transfer.ahead != nullptr ? transfer.ahead->behind : head_) = transfer.behind;
+        (transfer.behind != nullptr ? transfer.behind->ahead : tail_) = transfer.ahead;
+    }
+    void front_to_back() {
+        Transfer& transfer = front();
+        leave(transfer);
+        join(transfer);
+    }
+
+  private:
+    Transfer* head_ = nullptr;
+    Transfer* tail_ = nullptr;
 };
 
 }  // namespace pdd

@@ -14,8 +14,9 @@ namespace {
 
 constexpr int kCommandBatch = 64;
 // Blocking is ended by descriptors; these bound what a provider that forgets to signal can cost.
-constexpr int kBusyTimeoutMs = 10;  // writes or work outstanding
-constexpr int kRetryTimeoutMs = 1;  // the provider said "try again"
+constexpr int kBusyTimeoutMs = 10;   // writes or work outstanding
+constexpr int kRetryTimeoutMs = 1;   // the provider said "try again"
+constexpr uint32_t kNicWindows = 4;  // peers whose windows fill a NIC; more of them share
 
 }  // namespace
 
@@ -38,6 +39,7 @@ Worker::Worker(WorkerConfig config, Nics nics, CommandQueue& commands, Alarms& a
       stats_(stats),
       nics_(std::move(nics)),
       regions_(nics_),
+      nic_windows_(nics_.size(), Window({kNicWindows * config_.window.ops, kNicWindows * config_.window.bytes})),
       sleeper_(nics_, commands) {}
 
 void Worker::run() {
@@ -54,8 +56,19 @@ void Worker::run() {
 bool Worker::turn(TimePoint now) {
     now_ = now;
     bool worked = take_commands();
-    for (auto& [id, peer] : peers_) worked |= peer->turn() > 0;
+    for (auto& [id, peer] : peers_) worked |= peer->poll() > 0;
+    worked |= pump();
     forget_alarms();
+    return worked;
+}
+
+// Each peer in turn, and another one first in each turn: peers share the windows of the NICs.
+bool Worker::pump() {
+    bool worked = false;
+    const auto first = peers_.upper_bound(last_first_);
+    for (auto it = first; it != peers_.end(); ++it) worked |= it->second->pump() > 0;
+    for (auto it = peers_.begin(); it != first; ++it) worked |= it->second->pump() > 0;
+    last_first_ = first != peers_.end() ? first->first : 0;
     return worked;
 }
 
@@ -119,12 +132,12 @@ Sender* Worker::sender_of(uint64_t transfer, Transfer*& found) {
 
 // -- synchronous ------------------------------------------------------------------------------------------------------
 Status Worker::open_endpoint(uint32_t id) {
-    auto endpoint = Endpoint::open(id, nics_, regions_, stats_);
+    auto endpoint = Endpoint::open(id, nics_, regions_, stats_, config_.window.ops);
     if (!endpoint) return endpoint.error();
     sleeper_.add(**endpoint);
-    peers_.emplace(id,
-                   std::make_unique<Peer>(id, std::move(*endpoint), Window(config_.window_ops, config_.window_bytes),
-                                          SenderContext{ops_, faults_, events_, stats_, dropped_alarms_, now_}, imms_));
+    peers_.emplace(id, std::make_unique<Peer>(
+                           id, std::move(*endpoint), config_.window,
+                           SenderContext{ops_, faults_, events_, stats_, dropped_alarms_, now_, nic_windows_}, imms_));
     stat_add(stats_.endpoints);
     return {};
 }
@@ -184,8 +197,7 @@ void Worker::execute(command::Fire& c) {
     const bool last = c.to == armed.plan->geometry().num_layers;
     Transfer* transfer = nullptr;
     if (Sender* sender = sender_of(armed.transfer, transfer)) {
-        for (uint32_t layer = c.from; layer < c.to; ++layer)
-            sender->fire(*transfer, WriteCursor(armed.plan, layer, armed.begin, armed.end), last && layer + 1 == c.to);
+        sender->fire(*transfer, WriteCursor(armed.plan, c.from, c.to, armed.begin, armed.end), last);
     }
     if (last) armed_.erase(found);
 }

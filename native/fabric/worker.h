@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -24,8 +25,7 @@
 namespace pdd {
 
 struct WorkerConfig {
-    uint32_t window_ops = 64;
-    uint64_t window_bytes = 8 << 20;
+    WindowSize window;  // of each peer on each NIC
     IdlePolicy idle;
 };
 
@@ -64,6 +64,7 @@ class Worker {
     };
 
     bool take_commands();
+    bool pump();
     void idle(TimePoint now);
     Peer* find(uint32_t endpoint);
     Sender* sender_of(uint64_t transfer, Transfer*& found);
@@ -79,7 +80,7 @@ class Worker {
     void execute(command::Cancel& c);
     void execute(command::CloseEndpoint& c);
     void execute(command::Tell& c) { events_.push(std::move(c.event)); }
-    void execute(command::InjectFault& c) { faults_.set(c.fault, c.after, c.count); }
+    void execute(command::InjectFault& c) { faults_.set(c.fault, c.after, c.count, c.nic); }
 
     WorkerConfig config_;
     CommandQueue& commands_;
@@ -93,7 +94,9 @@ class Worker {
     RegionTable regions_;
     OpPool ops_;
     FaultInjector faults_;
-    std::unordered_map<uint32_t, std::unique_ptr<Peer>> peers_;
+    std::vector<Window> nic_windows_;
+    std::map<uint32_t, std::unique_ptr<Peer>> peers_;
+    uint32_t last_first_ = 0;                        // the peer that began the last round of posting
     std::unordered_map<uint64_t, ArmedPlan> armed_;  // by alarm
     std::vector<uint64_t> dropped_alarms_;
     uint64_t next_alarm_ = 1;
