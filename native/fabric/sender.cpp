@@ -134,19 +134,25 @@ bool Sender::has_room(const Lane& lane, uint64_t nbytes) const {
     return lane.window.admits(nbytes) && (lane.window.ops() == 0 || shared_.nic_windows[lane.nic].admits(nbytes));
 }
 
+// On the emptiest lane: one that is slow, or stands still, fills up and then gets no more than it can carry.
 bool Sender::post_next() {
     Transfer& transfer = line_.front();
     const WriteBatch batch = transfer.work().peek(max_segments_);
-    for (size_t tried = 0; tried < lanes_.size() && !line_.empty(); ++tried) {
-        const size_t lane = (next_lane_ + tried) % lanes_.size();
-        if (shared_.now < lanes_[lane].retry_at) {
-            blocked_ = true;
-        } else if (has_room(lanes_[lane], batch.nbytes) && post(lane, transfer, batch)) {
-            next_lane_ = (lane + 1) % lanes_.size();
-            return true;
+    for (;;) {
+        size_t best = lanes_.size();
+        for (size_t tried = 0; tried < lanes_.size(); ++tried) {
+            const size_t lane = (next_lane_ + tried) % lanes_.size();
+            if (shared_.now < lanes_[lane].retry_at) {
+                blocked_ = true;
+            } else if (has_room(lanes_[lane], batch.nbytes)) {
+                if (best == lanes_.size() || lanes_[lane].window.bytes() < lanes_[best].window.bytes()) best = lane;
+            }
         }
+        if (best == lanes_.size()) return false;
+        next_lane_ = (best + 1) % lanes_.size();
+        if (post(best, transfer, batch)) return true;
+        if (line_.empty()) return false;  // given up
     }
-    return false;
 }
 
 void Sender::refused_for_now(size_t index) {

@@ -136,15 +136,15 @@ class Node:
             self.fabric.finish(transfer)
         return transfer
 
-    def connections(self, cut: str = "") -> list[tuple[str, str]]:
-        """(local, remote) address of every established TCP connection of this process; breaks those of one local one."""
+    def connections(self, cut_to: str = "") -> list[tuple[str, str]]:
+        """(local, remote) address of every established TCP connection of this process; breaks those to one remote one."""
         found = []
         for fd in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd))) as connection:
                 if connection.family != socket.AF_INET:
                     continue
                 found.append((connection.getsockname()[0], connection.getpeername()[0]))
-                if found[-1][0] == cut:
+                if found[-1][1] == cut_to:
                     connection.shutdown(socket.SHUT_RDWR)
         return found
 

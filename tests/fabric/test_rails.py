@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 
 import numpy as np
@@ -106,7 +107,7 @@ def test_a_nic_whose_window_is_full_stops_no_other(best_stack: Stack, nodes: Nod
 
 
 def test_a_nic_that_dies_ends_its_link_once_and_no_other(stack: Stack, nodes: NodeFactory) -> None:
-    pages = 8192
+    pages = 16384
     victim = nodes.there(stack, 2 * pages, nics(2))
     other = nodes.there(stack, 256, ["127.0.0.5", "127.0.0.6"])
     writer = nodes.here(stack, 2 * pages, nics(2))
@@ -117,10 +118,11 @@ def test_a_nic_that_dies_ends_its_link_once_and_no_other(stack: Stack, nodes: No
         exchange(writer, other, to_other, at_other, 64, seed)
     done = writer.fabric.stats()["completions"]
     key = victim.call("imm_allocate", from_writer)
+    victim.process.send_signal(signal.SIGSTOP)  # so that the writes can not be over before the cut
     transfer = writer.push(to_victim, key, list(range(pages)), list(range(0, 2 * pages, 2)))
     while writer.fabric.stats()["completions"] < done + 20:
         time.sleep(0.0005)
-    victim.connections("127.0.0.2")  # cut
+    writer.connections("127.0.0.2")
     _, _, message = writer.wait(native.ENDPOINT_FAILED, to_victim)
     assert "NIC 127.0.0.2" in message
     _, _, ok, failed, unknown, error = writer.wait(native.TRANSFER_DONE, transfer)
@@ -128,6 +130,7 @@ def test_a_nic_that_dies_ends_its_link_once_and_no_other(stack: Stack, nodes: No
     assert failed + unknown > 0
     assert error
     exchange(writer, other, to_other, at_other, 64)
+    victim.process.send_signal(signal.SIGCONT)
     writer.fabric.close_endpoint(to_victim)
     victim.call("close_endpoint", from_writer)
     writer.wait(native.ENDPOINT_CLOSED, to_victim)
