@@ -258,6 +258,25 @@ void writes_are_striped_over_the_lanes() {
     }
 }
 
+void lanes_take_turns_under_light_load_too() {
+    Bench bench;
+    set_lanes(bench, 3);
+    write_all(bench, 1, pages(12));
+    for (int i = 0; i < 12; ++i) {  // each is over before the next
+        CHECK(bench.sender.pump(1) == 1);
+        bench.complete_first();
+    }
+    for (size_t lane = 0; lane < 3; ++lane) CHECK(bench.port.per_lane[lane] == 4);
+}
+
+void try_again_passes_to_the_next_lane_at_once() {
+    Bench bench;
+    set_lanes(bench, 3);
+    bench.port.shut = {0, 1};
+    write_all(bench, 1, pages(8));
+    CHECK(bench.sender.pump(100) == 8 && bench.port.per_lane.at(2) == 8);
+}
+
 void a_lane_that_takes_nothing_stops_no_other() {
     Bench bench;
     set_lanes(bench, 3);
@@ -397,6 +416,8 @@ int main() {
     a_write_larger_than_the_window_passes_alone();
     again_loses_nothing();
     writes_are_striped_over_the_lanes();
+    lanes_take_turns_under_light_load_too();
+    try_again_passes_to_the_next_lane_at_once();
     a_lane_that_takes_nothing_stops_no_other();
     a_lane_that_does_not_connect_is_asked_rarely();
     a_full_lane_stops_no_other();
