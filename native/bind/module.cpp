@@ -175,8 +175,7 @@ std::shared_ptr<const WritePlan> make_plan(uint32_t src_region, uint32_t dst_reg
         entries[i] = {static_cast<uint64_t>(src_offset(i)), static_cast<uint64_t>(dst_offset(i)),
                       static_cast<uint64_t>(nbytes(i)), static_cast<uint32_t>(units(i))};
     }
-    return unwrap(
-        WritePlan::make({src_region, dst_region, src_layer_stride, dst_layer_stride, num_layers}, std::move(entries)));
+    return unwrap(WritePlan::make({src_region, dst_region, src_layer_stride, dst_layer_stride, num_layers}, entries));
 }
 
 // Python keeps a WritePlan, the worker another reference to the same data.
@@ -236,7 +235,7 @@ void bind_plan(nb::module_& m) {
             },
             nb::kw_only(), "src_region"_a, "dst_region"_a, "src_offset"_a, "dst_offset"_a, "nbytes"_a, "units"_a,
             "src_layer_stride"_a, "dst_layer_stride"_a, "num_layers"_a)
-        .def("__len__", [](const PlanHandle& self) { return self.plan->entries().size(); });
+        .def("__len__", [](const PlanHandle& self) { return self.plan->size(); });
 }
 
 void bind_fabric(nb::module_& m) {
@@ -245,14 +244,14 @@ void bind_fabric(nb::module_& m) {
         .def(nb::new_([](const std::string& provider, const std::string& library, const std::vector<std::string>& bind,
                          const std::string& source, const std::string& require, uint32_t window_ops,
                          uint64_t window_bytes, const std::string& idle, const std::vector<int>& cpus) {
-                 const EngineConfig config{provider, library,    python_search_dirs(), bind, source, require,
-                                           window_ops, window_bytes, idle,              cpus};
+                 const EngineConfig config{provider, library,    python_search_dirs(), bind, source,
+                                           require,  window_ops, window_bytes,         idle, cpus};
                  const nb::gil_scoped_release unlocked;
                  return unwrap(Engine::open(config));
              }),
              nb::kw_only(), "provider"_a = "auto", "library"_a = "", "bind"_a = std::vector<std::string>{},
-             "source"_a = "", "require"_a = "",
-             "window_ops"_a = 64, "window_bytes"_a = 8 << 20, "idle"_a = "auto", "cpus"_a = std::vector<int>{})
+             "source"_a = "", "require"_a = "", "window_ops"_a = 64, "window_bytes"_a = 8 << 20, "idle"_a = "auto",
+             "cpus"_a = std::vector<int>{})
         .def_prop_ro("caps", &engine_caps)
         .def("fileno", &Engine::fileno)
         .def(
@@ -343,10 +342,10 @@ void bind_fabric(nb::module_& m) {
         .def("stats", &stats_dict)
         .def(
             "inject_fault",
-            [](Engine& self, const std::string& kind, uint64_t after, uint64_t count) {
-                unwrap(self.inject_fault(kind, after, count));
+            [](Engine& self, const std::string& kind, uint64_t after, uint64_t count, int nic) {
+                unwrap(self.inject_fault(kind, after, count, nic));
             },
-            "kind"_a, "after"_a, "count"_a = 1, Unlocked());
+            "kind"_a, "after"_a, "count"_a = 1, "nic"_a = -1, Unlocked());
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ struct InjectFault {
     Fault fault;
     uint64_t after;
     uint64_t count;
+    int nic;  // -1: any
 };
 
 }  // namespace command

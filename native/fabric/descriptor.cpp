@@ -61,6 +61,7 @@ std::string Descriptor::encode() const {
     put<uint8_t>(out, static_cast<uint8_t>(nics.size()));
     for (const auto& nic : nics) {
         put<uint32_t>(out, nic.address_format);
+        put<uint32_t>(out, nic.max_ops);
         put<uint16_t>(out, static_cast<uint16_t>(nic.address.size()));
         out.append(nic.address.begin(), nic.address.end());
     }
@@ -96,6 +97,8 @@ Result<Descriptor> Descriptor::parse(std::span<const uint8_t> bytes) {
     for (size_t i = 0; i < num_nics; ++i) {
         RemoteNic nic;
         nic.address_format = in.get<uint32_t>();
+        nic.max_ops = in.get<uint32_t>();
+        if (nic.max_ops == 0) return malformed("NIC " + std::to_string(i) + " takes no writes");
         const auto address = in.take(in.get<uint16_t>());
         if (address.empty() || address.size() > kMaxAddress) return malformed("address of NIC " + std::to_string(i));
         nic.address.assign(address.begin(), address.end());

@@ -1,6 +1,7 @@
 // Descriptor: what a peer must know to write here, as bytes that come from another machine.
 //
-// Little endian: "PDDF", u16 version, u8 n + wire name, u8 NICs, each {u32 address format, u16 n + address}, u16
+// Little endian: "PDDF", u16 version, u8 n + wire name, u8 NICs, each {u32 address format, u32 writes
+// that may be in flight to it, u16 n + address}, u16
 // regions, each {u64 length, per NIC {u64 key, u64 base}}. A write to offset o of a region goes to base + o: base is 0
 // where the provider counts from the region's start. parse() checks every length and that no base + length wraps.
 #pragma once
@@ -18,6 +19,7 @@ namespace pdd {
 struct RemoteNic {
     uint32_t address_format = 0;
     std::vector<uint8_t> address;
+    uint32_t max_ops = 1;  // writes that may be in flight to it: what its completion queue holds
 };
 
 struct RemoteKey {
@@ -33,7 +35,7 @@ struct RemoteRegion {
 };
 
 struct Descriptor {
-    static constexpr uint16_t kVersion = 1;
+    static constexpr uint16_t kVersion = 2;
     static constexpr size_t kMaxRegions = 4096;
     static constexpr size_t kMaxAddress = 512;
     static constexpr size_t kMaxWire = 64;

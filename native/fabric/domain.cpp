@@ -6,17 +6,30 @@
 #include <algorithm>
 #include <random>
 
+#include "fabric/fabric_port.h"
+
 namespace pdd {
 namespace {
 
-// A peer keeps at most its window in flight to us, and each peer has a queue of its own.
-constexpr size_t kQueueSize = 4096;
+constexpr uint32_t kTrialQueue = 64;
 constexpr int kKeyAttempts = 8;
 
 uint64_t random_key() {
     std::random_device source;
     return static_cast<uint64_t>(source()) << 32 | source();
 }
+
+class FabricMemory final : public NicMemory {
+  public:
+    explicit FabricMemory(Fid<fid_mr> mr) : mr_(std::move(mr)) {
+        key = ::fi_mr_key(mr_.get());
+        descriptor = ::fi_mr_desc(mr_.get());
+    }
+    int close() override { return mr_.close(); }
+
+  private:
+    Fid<fid_mr> mr_;
+};
 
 std::string locked_memory_hint() {
     rlimit limit{};
@@ -30,12 +43,6 @@ std::string locked_memory_hint() {
 Domain::Domain(std::shared_ptr<const Library> library, NicOffer offer)
     : library_(std::move(library)), info_(std::move(offer.info)), caps_(std::move(offer.caps)) {}
 
-Error Domain::error(const std::string& operation, int code) const {
-    const std::string nic = caps_.address.empty() ? caps_.domain : caps_.address;
-    return Error{operation + " (provider " + caps_.provider + ", NIC " + nic + "): " + library_->error_text(code),
-                 code < 0 ? -code : code};
-}
-
 Result<std::unique_ptr<Domain>> Domain::open(std::shared_ptr<const Library> library, NicOffer offer) {
     std::unique_ptr<Domain> domain(new Domain(std::move(library), std::move(offer)));
     int rc = domain->library_->fabric(domain->info_->fabric_attr, domain->fabric_.out(), nullptr);
@@ -45,13 +52,13 @@ Result<std::unique_ptr<Domain>> Domain::open(std::shared_ptr<const Library> libr
 
     // Flags and types say too much: a NIC counts only once an endpoint of it opens, and only the queue knows whether it
     // can be waited for.
-    auto rail = domain->open_rail();
+    auto rail = domain->open_rail(kTrialQueue);
     if (!rail) return rail.error();
     domain->caps_.wait_fd = rail->wait_fd >= 0;
     return domain;
 }
 
-Result<Fid<fid_mr>> Domain::register_memory(void* address, size_t nbytes, Access access) {
+Result<std::unique_ptr<NicMemory>> Domain::register_memory(uint8_t* base, uint64_t nbytes, Access access) {
     uint64_t flags = 0;
     if (access != Access::Remote) flags |= FI_WRITE;
     if (access != Access::Local) flags |= FI_REMOTE_WRITE;
@@ -59,8 +66,8 @@ Result<Fid<fid_mr>> Domain::register_memory(void* address, size_t nbytes, Access
     for (int attempt = 0; attempt < kKeyAttempts; ++attempt) {
         Fid<fid_mr> mr;
         const uint64_t key = caps_.app_keys ? random_key() : 0;
-        rc = ::fi_mr_reg(domain_.get(), address, nbytes, flags, 0, key, 0, mr.out(), nullptr);
-        if (rc == 0) return mr;
+        rc = ::fi_mr_reg(domain_.get(), base, nbytes, flags, 0, key, 0, mr.out(), nullptr);
+        if (rc == 0) return std::unique_ptr<NicMemory>(new FabricMemory(std::move(mr)));
         if (rc != -FI_ENOKEY) break;  // ENOKEY: this key is taken
     }
     Error error = this->error("fi_mr_reg of " + std::to_string(nbytes) + " bytes", rc);
@@ -68,7 +75,13 @@ Result<Fid<fid_mr>> Domain::register_memory(void* address, size_t nbytes, Access
     return error;
 }
 
-Result<Rail> Domain::open_rail() {
+Result<std::unique_ptr<NicPort>> Domain::open_port(uint32_t queue) {
+    auto rail = open_rail(queue);
+    if (!rail) return rail.error();
+    return std::unique_ptr<NicPort>(new FabricPort(*this, std::move(*rail)));
+}
+
+Result<Rail> Domain::open_rail(uint32_t queue) {
     Rail rail;
     fi_av_attr av_attr{};
     av_attr.type = FI_AV_TABLE;
@@ -77,7 +90,7 @@ Result<Rail> Domain::open_rail() {
 
     fi_cq_attr cq_attr{};
     cq_attr.format = FI_CQ_FORMAT_DATA;
-    cq_attr.size = std::max(kQueueSize, info_->tx_attr->size);
+    cq_attr.size = std::max<size_t>(queue, info_->tx_attr->size);
     cq_attr.wait_obj = FI_WAIT_FD;
     rc = ::fi_cq_open(domain_.get(), &cq_attr, rail.cq.out(), nullptr);
     if (rc == 0 && ::fi_control(&rail.cq->fid, FI_GETWAIT, &rail.wait_fd) != 0) rail.wait_fd = -1;

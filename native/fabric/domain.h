@@ -1,5 +1,4 @@
-// Domain: one NIC as libfabric sees it. Owns fabric and domain; registers memory; opens rails. Owner: the worker's
-// thread.
+// Domain: a Nic over libfabric. Owns fabric and domain; registers memory; opens ports. Owner: the worker's thread.
 #pragma once
 
 #include <rdma/fi_cm.h>
@@ -11,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "fabric/caps.h"
 #include "fabric/fid.h"
 #include "fabric/loader.h"
+#include "fabric/nic.h"
 #include "fabric/provider.h"
 #include "util/result.h"
 
@@ -26,27 +25,22 @@ struct Rail {
     Fid<fid_ep> ep;
     int wait_fd = -1;  // of the completion queue, owned by it
     std::vector<uint8_t> address;
-    fi_addr_t peer = FI_ADDR_UNSPEC;
-    size_t remote_nic = 0;  // which of the peer's NICs this rail writes to
 };
 
-class Domain {
+class Domain final : public Nic {
   public:
     static Result<std::unique_ptr<Domain>> open(std::shared_ptr<const Library> library, NicOffer offer);
 
-    // Local use only, or the target of a peer's writes, or both. Keys we choose are random: a write that strays to a
-    // reused address must not find a valid one there.
-    enum class Access { Local, Remote, Both };
-    Result<Fid<fid_mr>> register_memory(void* address, size_t nbytes, Access access);
+    // -- Nic
+    const ProviderCaps& caps() const override { return caps_; }
+    uint32_t address_format() const override { return info_->addr_format; }
+    // Keys that we choose are random: a write that strays to a reused address must not find a valid one there.
+    Result<std::unique_ptr<NicMemory>> register_memory(uint8_t* base, uint64_t nbytes, Access access) override;
+    Result<std::unique_ptr<NicPort>> open_port(uint32_t queue) override;
+    std::string error_text(int code) const override { return library_->error_text(code); }
 
-    Result<Rail> open_rail();
-
-    const ProviderCaps& caps() const { return caps_; }
-    const Library& library() const { return *library_; }
-    uint32_t address_format() const { return info_->addr_format; }
+    Result<Rail> open_rail(uint32_t queue);
     fid_fabric* fabric() const { return fabric_.get(); }
-    // An Error that names the operation, the provider and the NIC.
-    Error error(const std::string& operation, int code) const;
 
   private:
     Domain(std::shared_ptr<const Library> library, NicOffer offer);

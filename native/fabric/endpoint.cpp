@@ -1,72 +1,72 @@
 #include "fabric/endpoint.h"
 
 #include <rdma/fi_errno.h>
-#include <rdma/fi_rma.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 
 #include "fabric/address.h"
 
 namespace pdd {
 namespace {
 
-constexpr uint64_t kArrival = FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA;
-constexpr uint32_t kPollBatch = 64;
+// A peer with a larger window than ours is held to so many of ours.
+constexpr uint32_t kInboundWindows = 4;
+constexpr uint32_t kMaxInbound = 65536;
 
 }  // namespace
 
-Result<std::unique_ptr<Endpoint>> Endpoint::open(uint32_t id, const Domains& domains, const RegionTable& regions,
-                                                 Stats& stats) {
-    std::unique_ptr<Endpoint> endpoint(new Endpoint(id, domains, regions, stats));
-    for (const auto& domain : domains) {
-        auto rail = domain->open_rail();
-        if (!rail) return rail.error();
-        endpoint->rails_.push_back(std::move(*rail));
+Result<std::unique_ptr<Endpoint>> Endpoint::open(uint32_t id, const Nics& nics, const RegionTable& regions,
+                                                 Stats& stats, uint32_t window_ops) {
+    const uint32_t max_inbound = std::min(kInboundWindows * window_ops, kMaxInbound);
+    std::unique_ptr<Endpoint> endpoint(new Endpoint(id, nics, regions, stats, max_inbound));
+    for (const auto& nic : nics) {
+        auto port = nic->open_port(window_ops + max_inbound);
+        if (!port) return port.error();
+        endpoint->ports_.push_back(std::move(*port));
     }
-    endpoint->broken_.resize(domains.size(), false);
     return endpoint;
 }
 
 std::string Endpoint::name() const {
-    std::string text = "provider " + domains_[0]->caps().provider + ", endpoint " + std::to_string(id_);
-    if (remote_) {
-        const RemoteNic& nic = remote_->nics[0];
-        const std::string address = address_text(nic.address_format, nic.address.data(), nic.address.size());
-        if (!address.empty()) text += " to " + address;
-    }
-    return text;
+    return "provider " + nics_[0]->caps().provider + ", endpoint " + std::to_string(id_);
+}
+
+std::string Endpoint::name(size_t lane) const {
+    const RemoteNic& remote = remote_->nics[routes_[lane].remote_nic];
+    std::string text = "provider " + nics_[0]->caps().provider + ", NIC " + nics_[lanes_[lane].nic]->name() +
+                       ", endpoint " + std::to_string(id_);
+    const std::string address = address_text(remote.address_format, remote.address.data(), remote.address.size());
+    return address.empty() ? text : text + " to " + address;
 }
 
 std::string Endpoint::error_text(int code) const {
-    return domains_[0]->library().error_text(code);
+    return nics_[0]->error_text(code);
 }
 
 Result<std::string> Endpoint::describe(std::span<const uint32_t> regions) {
     Descriptor out;
-    out.wire = domains_[0]->caps().wire;
-    for (size_t nic = 0; nic < rails_.size(); ++nic)
-        out.nics.push_back({domains_[nic]->address_format(), rails_[nic].address});
+    out.wire = nics_[0]->caps().wire;
+    for (size_t nic = 0; nic < ports_.size(); ++nic)
+        out.nics.push_back({nics_[nic]->address_format(), ports_[nic]->address(), max_inbound_});
     if (regions.size() > Descriptor::kMaxRegions) return Error{"describe: too many regions", FI_EINVAL};
     for (const uint32_t id : regions) {
         const LocalRegion* region = regions_.find(id);
         if (region == nullptr) return Error{"describe: no region " + std::to_string(id), FI_EINVAL};
         auto [exposed, fresh] = exposed_.try_emplace(id);
         RemoteRegion remote{region->length, {}};
-        for (size_t nic = 0; nic < rails_.size(); ++nic) {
-            const auto& caps = domains_[nic]->caps();
+        for (size_t nic = 0; nic < ports_.size(); ++nic) {
+            const auto& caps = nics_[nic]->caps();
             if (caps.app_keys && fresh) {
-                auto mr = domains_[nic]->register_memory(region->base, region->length, Domain::Access::Remote);
+                auto mr = nics_[nic]->register_memory(region->base, region->length, Access::Remote);
                 if (!mr) {
                     exposed_.erase(exposed);
                     return mr.error();
                 }
                 exposed->second.push_back(std::move(*mr));
             }
-            fid_mr* mr = caps.app_keys ? exposed->second[nic].get() : region->keys[nic].get();
+            const NicMemory& mr = caps.app_keys ? *exposed->second[nic] : *region->keys[nic];
             const auto base = caps.virtual_addressing ? reinterpret_cast<uintptr_t>(region->base) : 0;
-            remote.keys.push_back({::fi_mr_key(mr), base});
+            remote.keys.push_back({mr.key, base});
         }
         out.regions.push_back(std::move(remote));
     }
@@ -74,17 +74,17 @@ Result<std::string> Endpoint::describe(std::span<const uint32_t> regions) {
 }
 
 Status Endpoint::check_remote(const Descriptor& remote) const {
-    const std::string& wire = domains_[0]->caps().wire;
+    const std::string& wire = nics_[0]->caps().wire;
     if (remote.wire != wire) return Error{"connect: the peer speaks " + remote.wire + ", this node " + wire, FI_EINVAL};
     for (const auto& nic : remote.nics) {
-        const uint32_t format = domains_[0]->address_format();
+        const uint32_t format = nics_[0]->address_format();
         if (nic.address_format != format)
             return Error{"connect: the peer's address format is " + std::to_string(nic.address_format) +
                              ", this node's " + std::to_string(format) + " (IPv4 against IPv6?)",
                          FI_EINVAL};
         // fi_av_insert reads as many bytes as the format has: fewer would be read past.
         const bool text = format == FI_ADDR_STR;
-        if (text ? nic.address.back() != 0 : nic.address.size() != rails_[0].address.size())
+        if (text ? nic.address.back() != 0 : nic.address.size() != ports_[0]->address().size())
             return Error{"malformed fabric descriptor: address of " + std::to_string(nic.address.size()) + " bytes",
                          FI_EINVAL};
     }
@@ -96,12 +96,18 @@ Status Endpoint::connect(std::span<const uint8_t> descriptor) {
     auto remote = Descriptor::parse(descriptor);
     if (!remote) return remote.error();
     if (Status fits = check_remote(*remote); !fits) return fits;
-    for (size_t nic = 0; nic < rails_.size(); ++nic) {
-        Rail& rail = rails_[nic];
-        rail.remote_nic = nic % remote->nics.size();
-        const int rc =
-            ::fi_av_insert(rail.av.get(), remote->nics[rail.remote_nic].address.data(), 1, &rail.peer, 0, nullptr);
-        if (rc != 1) return domains_[nic]->error("fi_av_insert", rc < 0 ? rc : -FI_EINVAL);
+    const size_t num_lanes = std::max(ports_.size(), remote->nics.size());
+    const auto sharing = [num_lanes](size_t nic, size_t of) {  // lanes that end at this NIC
+        return static_cast<uint32_t>((num_lanes - nic + of - 1) / of);
+    };
+    for (size_t lane = 0; lane < num_lanes; ++lane) {
+        const size_t nic = lane % ports_.size();
+        const size_t far = lane % remote->nics.size();
+        auto peer = ports_[nic]->resolve(remote->nics[far].address);
+        if (!peer) return peer.error();
+        routes_.push_back({far, *peer});
+        lanes_.push_back({static_cast<uint32_t>(nic), sharing(nic, ports_.size()),
+                          remote->nics[far].max_ops / sharing(far, remote->nics.size())});
     }
     remote_ = std::move(*remote);
     return {};
@@ -109,7 +115,7 @@ Status Endpoint::connect(std::span<const uint8_t> descriptor) {
 
 size_t Endpoint::max_segments() const {
     size_t segments = kMaxWriteSegments;
-    for (const auto& domain : domains_) segments = std::min(segments, domain->caps().write_segments);
+    for (const auto& nic : nics_) segments = std::min(segments, nic->caps().write_segments);
     return segments;
 }
 
@@ -130,7 +136,7 @@ Status Endpoint::check(const WritePlan& plan) const {
     const auto& target = remote_->regions[geometry.dst_region];
     if (!source->holds(0, plan.src_end())) return outside("local", geometry.src_region, plan.src_end(), source->length);
     if (!target.holds(0, plan.dst_end())) return outside("remote", geometry.dst_region, plan.dst_end(), target.length);
-    const size_t max_message = domains_[0]->caps().max_message;
+    const size_t max_message = nics_[0]->caps().max_message;
     if (plan.largest() > max_message)
         return Error{"write (" + name() + "): " + std::to_string(plan.largest()) + " bytes, the provider takes " +
                          std::to_string(max_message),
@@ -138,103 +144,41 @@ Status Endpoint::check(const WritePlan& plan) const {
     return {};
 }
 
-PostResult Endpoint::post(const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) {
-    const size_t nic = next_rail_;
-    const Rail& rail = rails_[nic];
+PostResult Endpoint::post(size_t lane, const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) {
+    const size_t nic = lanes_[lane].nic;
+    const Route& route = routes_[lane];
     const LocalRegion* source = regions_.find(plan.geometry().src_region);
     if (source == nullptr) return {PostOutcome::Refused, FI_EINVAL};  // unregistered since it was checked
-    const RemoteKey& target = remote_->regions[plan.geometry().dst_region].keys[rail.remote_nic];
+    const RemoteKey& target = remote_->regions[plan.geometry().dst_region].keys[route.remote_nic];
 
-    std::array<iovec, kMaxWriteSegments> from;
-    std::array<fi_rma_iov, kMaxWriteSegments> to;
-    std::array<void*, kMaxWriteSegments> descriptors;
-    void* descriptor = ::fi_mr_desc(source->keys[nic].get());
+    NicWrite write;
+    write.num_pieces = batch.num_segments;
     for (uint32_t i = 0; i < batch.num_segments; ++i) {
         const auto& segment = batch.segments[i];
-        from[i] = {source->base + segment.src_offset, segment.nbytes};
-        to[i] = {target.base + segment.dst_offset, segment.nbytes, target.key};
-        descriptors[i] = descriptor;
+        write.pieces[i] = {source->base + segment.src_offset, target.base + segment.dst_offset, segment.nbytes};
     }
-    fi_msg_rma message{};
-    message.msg_iov = from.data();
-    message.desc = descriptors.data();
-    message.iov_count = batch.num_segments;
-    message.addr = rail.peer;
-    message.rma_iov = to.data();
-    message.rma_iov_count = batch.num_segments;
-    message.context = &op->context;
-    message.data = imm;
-    const auto rc = ::fi_writemsg(rail.ep.get(), &message, FI_REMOTE_CQ_DATA | FI_COMPLETION);
-    if (rc == -FI_EAGAIN) return {PostOutcome::Again};
-    if (rc != 0) return {PostOutcome::Refused, static_cast<int>(-rc)};
-    stat_add(stats_.nic_writes[nic]);
-    next_rail_ = (nic + 1) % rails_.size();
-    return {PostOutcome::Posted};
+    write.imm = imm;
+    write.descriptor = source->keys[nic]->descriptor;
+    write.key = target.key;
+    write.peer = route.peer;
+    const PostResult result = ports_[nic]->post(write, op);
+    if (result.outcome == PostOutcome::Posted) stat_add(stats_.nic_writes[nic]);
+    return result;
 }
 
-uint32_t Endpoint::poll(Sink& sink, uint32_t budget) {
+uint32_t Endpoint::poll(CompletionSink& sink, uint32_t budget) {
     uint32_t found = 0;
-    for (size_t nic = 0; nic < rails_.size(); ++nic) found += poll_rail(nic, sink, budget);
+    for (auto& port : ports_) found += port->poll(sink, budget);
     return found;
-}
-
-uint32_t Endpoint::poll_rail(size_t nic, Sink& sink, uint32_t budget) {
-    std::array<fi_cq_data_entry, kPollBatch> entries;
-    uint32_t found = 0;
-    while (found < budget && !broken_[nic]) {
-        const auto count = ::fi_cq_read(rails_[nic].cq.get(), entries.data(), std::min(budget - found, kPollBatch));
-        if (count == -FI_EAGAIN || count == 0) break;
-        if (count == -FI_EAVAIL) {
-            read_errors(nic, sink);
-            found += 1;
-            continue;
-        }
-        if (count < 0) {  // the queue itself is broken, an overrun for one
-            broken_[nic] = true;
-            sink.on_error(domains_[nic]->error("fi_cq_read", static_cast<int>(count)).message);
-            break;
-        }
-        for (ssize_t i = 0; i < count; ++i) {
-            const auto& entry = entries[i];
-            if (entry.op_context != nullptr)
-                sink.on_write(static_cast<Op*>(entry.op_context), 0);
-            else if ((entry.flags & kArrival) != 0)  // 1.17 gives neither FI_RMA nor a length
-                sink.on_immediate(static_cast<uint32_t>(entry.data));
-        }
-        found += static_cast<uint32_t>(count);
-    }
-    return found;
-}
-
-void Endpoint::read_errors(size_t nic, Sink& sink) {
-    fid_cq* cq = rails_[nic].cq.get();
-    // Newer libraries know a longer entry than the headers do.
-    struct {
-        fi_cq_err_entry entry;
-        unsigned char newer[64];
-    } error;
-    for (uint32_t i = 0; i < kPollBatch; ++i) {
-        std::memset(&error, 0, sizeof error);
-        if (::fi_cq_readerr(cq, &error.entry, 0) <= 0) return;
-        if (error.entry.op_context != nullptr) {
-            sink.on_write(static_cast<Op*>(error.entry.op_context), error.entry.err != 0 ? error.entry.err : FI_EIO);
-        } else {
-            char text[128] = {};
-            const char* detail = ::fi_cq_strerror(cq, error.entry.prov_errno, error.entry.err_data, text, sizeof text);
-            std::string message = "incoming write: " + error_text(error.entry.err);
-            if (detail != nullptr && detail[0] != '\0') message += " (" + std::string(detail) + ")";
-            sink.on_error(message);
-        }
-    }
 }
 
 Status Endpoint::close() {
     Status status;
-    for (size_t nic = 0; nic < rails_.size(); ++nic) {
-        const int rc = rails_[nic].ep.close();
-        if (rc != 0 && status) status = domains_[nic]->error("fi_close of endpoint " + std::to_string(id_), rc);
+    for (auto& port : ports_) {
+        Status closed = port->close();
+        if (!closed && status) status = Error{"endpoint " + std::to_string(id_) + ": " + closed.error().message};
     }
-    rails_.clear();
+    ports_.clear();
     exposed_.clear();
     return status;
 }

@@ -1,4 +1,7 @@
-// Endpoint: the libfabric side of one peer, on every NIC: addresses, keys, posting, polling, and the fence.
+// Endpoint: the NIC side of one peer, on every NIC: addresses, keys, posting, polling, and the fence.
+//
+// A lane is one NIC here and one of the peer's: NIC i goes with NIC i, and where counts differ the shorter list is gone
+// through again, so that every NIC of both ends takes part.
 //
 // Closing it is the fence: nothing of that peer lands afterwards (providers whose caps say so), and its completion
 // queues are never read again. Owner: the worker's thread.
@@ -20,8 +23,8 @@ namespace pdd {
 
 class Endpoint final : public WritePort {
   public:
-    static Result<std::unique_ptr<Endpoint>> open(uint32_t id, const Domains& domains, const RegionTable& regions,
-                                                  Stats& stats);
+    static Result<std::unique_ptr<Endpoint>> open(uint32_t id, const Nics& nics, const RegionTable& regions,
+                                                  Stats& stats, uint32_t window_ops);
 
     // What a peer needs to write into `regions` here.
     Result<std::string> describe(std::span<const uint32_t> regions);
@@ -31,44 +34,42 @@ class Endpoint final : public WritePort {
     bool connected() const { return remote_.has_value(); }
 
     // -- WritePort
+    std::span<const Lane> lanes() const override { return lanes_; }
     size_t max_segments() const override;
     Status check(const WritePlan& plan) const override;
-    PostResult post(const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) override;
-    std::string name() const override;
+    PostResult post(size_t lane, const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) override;
+    std::string name(size_t lane) const override;
+    std::string name() const;
     std::string error_text(int code) const override;
 
-    // Receives what poll() finds.
-    class Sink {
-      public:
-        virtual ~Sink() = default;
-        virtual void on_write(Op* op, int error) = 0;
-        virtual void on_immediate(uint32_t imm) = 0;
-        virtual void on_error(const std::string& message) = 0;  // not tied to a write of ours
-    };
-    // Reads up to `budget` completions of each rail; returns how many there were.
-    uint32_t poll(Sink& sink, uint32_t budget);
+    // Reads up to `budget` completions of each NIC; returns how many there were.
+    uint32_t poll(CompletionSink& sink, uint32_t budget);
 
     // Status of closing the endpoints proper: an error means that the fence does not stand.
     Status close();
 
-    std::span<Rail> rails() { return rails_; }
+    NicPort& port(size_t nic) { return *ports_[nic]; }
 
   private:
-    Endpoint(uint32_t id, const Domains& domains, const RegionTable& regions, Stats& stats)
-        : id_(id), domains_(domains), regions_(regions), stats_(stats) {}
+    struct Route {
+        size_t remote_nic;
+        uint64_t peer;  // as the port calls it
+    };
+
+    Endpoint(uint32_t id, const Nics& nics, const RegionTable& regions, Stats& stats, uint32_t max_inbound)
+        : id_(id), nics_(nics), regions_(regions), stats_(stats), max_inbound_(max_inbound) {}
     Status check_remote(const Descriptor& remote) const;
-    uint32_t poll_rail(size_t nic, Sink& sink, uint32_t budget);
-    void read_errors(size_t nic, Sink& sink);
 
     uint32_t id_;
-    const Domains& domains_;
+    const Nics& nics_;
     const RegionTable& regions_;
     Stats& stats_;
-    std::unordered_map<uint32_t, std::vector<Fid<fid_mr>>> exposed_;  // closed after the rails
-    std::vector<Rail> rails_;                                         // one per NIC, in the order of domains_
-    std::vector<bool> broken_;                                        // rails whose queue must not be read any more
+    uint32_t max_inbound_;  // writes that the peer may have in flight to each port
+    std::unordered_map<uint32_t, std::vector<std::unique_ptr<NicMemory>>> exposed_;  // closed after the ports
+    std::vector<std::unique_ptr<NicPort>> ports_;                                    // one per NIC
     std::optional<Descriptor> remote_;
-    size_t next_rail_ = 0;
+    std::vector<Lane> lanes_;
+    std::vector<Route> routes_;  // one per lane
 };
 
 }  // namespace pdd

@@ -25,12 +25,16 @@ Engine::Shared::Shared()
       }) {}
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config) {
+    auto choice = choose_library(config.library, config.search);
+    if (!choice) return choice.error();
+    return open(config, [config, library = choice->library] { return pdd::open_nics(library, config); });
+}
+
+Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config, std::function<Result<Nics>()> open_nics) {
     const auto idle = IdlePolicy::named(config.idle);
     if (!idle) return Error{"idle policy '" + config.idle + "' is none of auto, spin, block", FI_EINVAL};
     if (config.window_ops == 0 || config.window_bytes == 0)
         return Error{"window_ops and window_bytes must not be 0", FI_EINVAL};
-    auto choice = choose_library(config.library, config.search);
-    if (!choice) return choice.error();
 
     std::unique_ptr<Engine> engine(new Engine);
     engine->shared_ = std::make_shared<Shared>();
@@ -39,20 +43,20 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config) {
     std::promise<Result<std::vector<ProviderCaps>>> opened;
     auto answer = opened.get_future();
     // NICs are opened on the thread that will use them, after it is pinned: their memory lands on its NUMA node.
-    engine->thread_ = std::thread([config, idle = *idle, library = choice->library, shared = engine->shared_,
+    engine->thread_ = std::thread([config, idle = *idle, open_nics = std::move(open_nics), shared = engine->shared_,
                                    opened = std::move(opened)]() mutable {
         pin_thread(config.cpus);
-        auto domains = open_domains(library, config);
-        if (domains) {
+        auto nics = open_nics();
+        if (nics) {
             std::vector<ProviderCaps> caps;
-            for (const auto& domain : *domains) caps.push_back(domain->caps());
-            Worker worker({config.window_ops, config.window_bytes, idle}, std::move(*domains), shared->commands,
+            for (const auto& nic : *nics) caps.push_back(nic->caps());
+            Worker worker({{config.window_ops, config.window_bytes}, idle}, std::move(*nics), shared->commands,
                           shared->watcher, shared->imms, shared->events, shared->stats);
             shared->worker = &worker;
             opened.set_value(std::move(caps));
             worker.run();
         } else {
-            opened.set_value(domains.error());
+            opened.set_value(nics.error());
         }
         const std::lock_guard lock(shared->ended_mutex);
         shared->ended = true;
@@ -230,9 +234,9 @@ Status Engine::check_transfer(uint64_t transfer) const {
 
 Status Engine::arm(uint64_t transfer, uint32_t watch, uint64_t first_value, std::shared_ptr<const WritePlan> plan,
                    uint32_t begin, uint32_t end) {
-    if (begin > end || end > plan->entries().size())
+    if (begin > end || end > plan->size())
         return Error{"arm: entries [" + std::to_string(begin) + ", " + std::to_string(end) + ") of a plan of " +
-                         std::to_string(plan->entries().size()),
+                         std::to_string(plan->size()),
                      FI_EINVAL};
     if (Status known = check_transfer(transfer); !known) return known;
     std::shared_ptr<const Counter> counter;
@@ -260,10 +264,10 @@ Status Engine::cancel(uint64_t transfer) {
     return send(command::Cancel{transfer});
 }
 
-Status Engine::inject_fault(const std::string& kind, uint64_t after, uint64_t count) {
+Status Engine::inject_fault(const std::string& kind, uint64_t after, uint64_t count, int nic) {
     const auto fault = fault_named(kind);
-    if (!fault) return Error{"fault '" + kind + "' is none of error, lost, hold", FI_EINVAL};
-    return send(command::InjectFault{*fault, after, count});
+    if (!fault) return Error{"fault '" + kind + "' is none of error, lost, hold, again", FI_EINVAL};
+    return send(command::InjectFault{*fault, after, count, nic});
 }
 
 }  // namespace pdd

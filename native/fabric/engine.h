@@ -43,6 +43,8 @@ struct EngineConfig {
 class Engine {
   public:
     static Result<std::unique_ptr<Engine>> open(const EngineConfig& config);
+    // With NICs of the caller's: `open_nics` runs on the worker's thread, once that is pinned.
+    static Result<std::unique_ptr<Engine>> open(const EngineConfig& config, std::function<Result<Nics>()> open_nics);
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
@@ -75,7 +77,7 @@ class Engine {
     Status finish(uint64_t transfer);
     Status cancel(uint64_t transfer);
 
-    Status inject_fault(const std::string& kind, uint64_t after, uint64_t count);
+    Status inject_fault(const std::string& kind, uint64_t after, uint64_t count, int nic = -1);
     const Stats& stats() const { return shared_->stats; }
     uint32_t keys_in_use() const { return shared_->imms.in_use(); }
 
@@ -114,7 +116,7 @@ class Engine {
 };
 
 // Opens the NICs that `config` asks for: the best provider that has all of them. For Engine and for probing.
-Result<Domains> open_domains(const std::shared_ptr<const Library>& library, const EngineConfig& config);
+Result<Nics> open_nics(const std::shared_ptr<const Library>& library, const EngineConfig& config);
 
 // Every usable provider's best NIC, opened and closed again.
 Result<std::vector<ProviderCaps>> probe(const LibraryChoice& choice, const std::string& provider);

@@ -23,6 +23,7 @@ struct Op {
     Transfer* transfer = nullptr;
     uint64_t nbytes = 0;
     uint32_t units = 0;
+    uint32_t lane = 0;  // that it was posted on
     bool held = false;  // fault "hold": its completion is withheld
 };
 static_assert(offsetof(Op, context) == 0);

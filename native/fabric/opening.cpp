@@ -3,28 +3,29 @@
 
 #include <algorithm>
 
+#include "fabric/domain.h"
 #include "fabric/engine.h"
 
 namespace pdd {
 namespace {
 
-Result<Domains> open_all(const std::shared_ptr<const Library>& library, const std::string& provider,
-                         const std::vector<std::string>& bind) {
+Result<Nics> open_all(const std::shared_ptr<const Library>& library, const std::string& provider,
+                      const std::vector<std::string>& bind) {
     if (bind.size() > kMaxNics) return Error{"bind: at most " + std::to_string(kMaxNics) + " NICs", FI_EINVAL};
-    Domains domains;
+    Nics nics;
     for (const auto& one : bind.empty() ? std::vector<std::string>{""} : bind) {
         auto offers = find_nics(library, provider, one);
         if (!offers) return offers.error();
         auto domain = Domain::open(library, std::move(offers->front()));
         if (!domain) return domain.error();
-        domains.push_back(std::move(*domain));
+        nics.push_back(std::move(*domain));
     }
-    return domains;
+    return nics;
 }
 
 }  // namespace
 
-Result<Domains> open_domains(const std::shared_ptr<const Library>& library, const EngineConfig& config) {
+Result<Nics> open_nics(const std::shared_ptr<const Library>& library, const EngineConfig& config) {
     auto order = provider_order(*library, config.provider);
     if (!order) return order.error();
     std::string tried;
@@ -36,9 +37,9 @@ Result<Domains> open_domains(const std::shared_ptr<const Library>& library, cons
         }
         // A tcp NIC is named by its address: without one libfabric picks an interface that peers may not reach.
         const bool addressed = config.bind.empty() && kind == "tcp" && !config.source.empty();
-        auto domains = open_all(library, name, addressed ? std::vector<std::string>{config.source} : config.bind);
-        if (domains) return domains;
-        tried += "\n  " + domains.error().message;
+        auto nics = open_all(library, name, addressed ? std::vector<std::string>{config.source} : config.bind);
+        if (nics) return nics;
+        tried += "\n  " + nics.error().message;
     }
     return Error{"no usable provider for '" + config.provider + "' in libfabric " + library->version_text() + " (" +
                      library->path + "); tried:" + tried,

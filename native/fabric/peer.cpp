@@ -3,8 +3,8 @@
 namespace pdd {
 namespace {
 
-constexpr uint32_t kPollBudget = 64;  // completions of a rail before it is another peer's turn
-constexpr uint32_t kLastLook = 512;   // completions of a rail when its endpoint closes
+constexpr uint32_t kPollBudget = 64;  // completions of a NIC before it is another peer's turn
+constexpr uint32_t kLastLook = 512;   // completions of a NIC when its endpoint closes
 constexpr uint32_t kPostBudget = 32;  // writes before completions are looked at again
 
 }  // namespace
@@ -16,9 +16,12 @@ bool imm_event(uint32_t key, ImmTable::Arrival arrival, Event& event) {
     return true;
 }
 
-uint32_t Peer::turn() {
-    const uint32_t completions = endpoint_->poll(*this, kPollBudget);
-    return completions + sender_.pump(kPostBudget);
+uint32_t Peer::poll() {
+    return endpoint_->poll(*this, kPollBudget);
+}
+
+uint32_t Peer::pump() {
+    return sender_.pump(kPostBudget);
 }
 
 void Peer::on_immediate(uint32_t imm) {

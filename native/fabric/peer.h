@@ -11,9 +11,9 @@
 
 namespace pdd {
 
-class Peer final : public Endpoint::Sink {
+class Peer final : public CompletionSink {
   public:
-    Peer(uint32_t id, std::unique_ptr<Endpoint> endpoint, Window window, SenderContext shared, ImmTable& imms)
+    Peer(uint32_t id, std::unique_ptr<Endpoint> endpoint, WindowSize window, SenderContext shared, ImmTable& imms)
         : id_(id),
           endpoint_(std::move(endpoint)),
           sender_(id, *endpoint_, window, shared),
@@ -22,9 +22,12 @@ class Peer final : public Endpoint::Sink {
 
     Endpoint& endpoint() { return *endpoint_; }
     Sender& sender() { return sender_; }
+    const Sender& sender() const { return sender_; }
 
-    // One turn: reads completions, posts what the window admits. Returns how much happened.
-    uint32_t turn();
+    // Reads completions; returns how many there were.
+    uint32_t poll();
+    // Posts what the windows admit, up to a budget that keeps peers even; returns how many writes.
+    uint32_t pump();
     // The fence. Tells TRANSFER_DONE for each open transfer, then ENDPOINT_CLOSED (or ENDPOINT_FAILED when the fence
     // does not stand).
     void close();

@@ -12,9 +12,9 @@ Result<uint32_t> RegionTable::add(uint8_t* base, uint64_t length) {
                          std::to_string(reinterpret_cast<uintptr_t>(base)) + " is no memory",
                      FI_EINVAL};
     LocalRegion region{base, length, {}};
-    for (const auto& domain : domains_) {
-        const auto access = domain->caps().app_keys ? Domain::Access::Local : Domain::Access::Both;
-        auto mr = domain->register_memory(base, length, access);
+    for (const auto& nic : nics_) {
+        const auto access = nic->caps().app_keys ? Access::Local : Access::Both;
+        auto mr = nic->register_memory(base, length, access);
         if (!mr) return mr.error();
         region.keys.push_back(std::move(*mr));
     }
@@ -27,8 +27,8 @@ Status RegionTable::remove(uint32_t id) {
     if (found == regions_.end()) return Error{"unregister: no region " + std::to_string(id), FI_EINVAL};
     Status status;
     for (size_t nic = 0; nic < found->second.keys.size(); ++nic) {
-        const int rc = found->second.keys[nic].close();
-        if (rc != 0 && status) status = domains_[nic]->error("closing region " + std::to_string(id), rc);
+        const int rc = found->second.keys[nic]->close();
+        if (rc != 0 && status) status = nics_[nic]->error("closing region " + std::to_string(id), rc);
     }
     regions_.erase(found);
     return status;

@@ -10,25 +10,22 @@
 #include <unordered_map>
 #include <vector>
 
-#include "fabric/domain.h"
-#include "fabric/fid.h"
+#include "fabric/nic.h"
 #include "util/result.h"
 
 namespace pdd {
 
-using Domains = std::vector<std::unique_ptr<Domain>>;
-
 struct LocalRegion {
     uint8_t* base = nullptr;
     uint64_t length = 0;
-    std::vector<Fid<fid_mr>> keys;  // one per NIC
+    std::vector<std::unique_ptr<NicMemory>> keys;  // one per NIC
 
     bool holds(uint64_t offset, uint64_t nbytes) const { return offset <= length && nbytes <= length - offset; }
 };
 
 class RegionTable {
   public:
-    explicit RegionTable(const Domains& domains) : domains_(domains) {}
+    explicit RegionTable(const Nics& nics) : nics_(nics) {}
 
     // The new id; ids count up from 0 and are never given twice.
     Result<uint32_t> add(uint8_t* base, uint64_t length);
@@ -37,7 +34,7 @@ class RegionTable {
     size_t size() const { return regions_.size(); }
 
   private:
-    const Domains& domains_;
+    const Nics& nics_;
     std::unordered_map<uint32_t, LocalRegion> regions_;
     uint32_t next_id_ = 0;
 };

@@ -10,6 +10,11 @@ namespace pdd {
 namespace {
 
 constexpr int64_t kQuantum = 256 << 10;
+// A full provider queue says so by a completion, this is for one that forgets; a lane that does not connect is asked
+// ever more rarely, because each time costs a system call or a whole connection attempt.
+constexpr auto kFullRetry = std::chrono::milliseconds(1);
+constexpr Clock::duration kFirstRetry = std::chrono::microseconds(50);
+constexpr Clock::duration kLastRetry = std::chrono::milliseconds(20);
 
 // An error proves that a write did not land only when the target, or our own side, refused this very write. Everything
 // else (a reset connection, a lost acknowledgement, an error nobody can name) leaves it open.
@@ -30,7 +35,7 @@ Fate fate_of(int error) {
 
 }  // namespace
 
-Sender::Sender(uint32_t endpoint, WritePort& port, Window window, SenderContext shared)
+Sender::Sender(uint32_t endpoint, WritePort& port, WindowSize window, SenderContext shared)
     : endpoint_(endpoint), port_(port), window_(window), shared_(shared) {}
 
 Transfer* Sender::find(uint64_t id) {
@@ -48,10 +53,19 @@ void Sender::open(uint64_t id, uint32_t key) {
 
 bool Sender::admit(Transfer& transfer, const WritePlan& plan, uint64_t units) {
     const Status inside = port_.check(plan);
+    if (inside && lanes_.empty()) open_lanes();
     if (inside && !transfer.dropping()) return true;
     transfer.count(units, Fate::Failed);
     if (!inside) drop(transfer, inside.error().message);
     return false;
+}
+
+void Sender::open_lanes() {
+    max_segments_ = port_.max_segments();
+    for (const auto& lane : port_.lanes()) {
+        const uint32_t ops = std::max(1u, std::min(window_.ops / lane.sharing, lane.max_ops));
+        lanes_.push_back({lane.nic, Window({ops, window_.bytes / lane.sharing})});
+    }
 }
 
 bool Sender::arm(Transfer& transfer, const WritePlan& plan, uint32_t begin, uint32_t end, uint64_t alarm) {
@@ -64,22 +78,21 @@ bool Sender::arm(Transfer& transfer, const WritePlan& plan, uint32_t begin, uint
 
 void Sender::fire(Transfer& transfer, WriteCursor work, bool last_of_plan) {
     if (transfer.dropping()) return;  // counted as failed when it was dropped
-    transfer.fire(std::move(work), last_of_plan);
+    transfer.fire(std::move(work), last_of_plan, shared_.now);
     if (last_of_plan) stat_sub(shared_.stats.armed_plans);
     enqueue(transfer);
 }
 
 void Sender::write(Transfer& transfer, const std::shared_ptr<const WritePlan>& plan) {
     if (!admit(transfer, *plan, plan->units(0, 1))) return;
-    transfer.add(WriteCursor(plan, 0, 0, 1));
+    transfer.add(WriteCursor(plan, 0, 1, 0, 1), shared_.now);
     enqueue(transfer);
 }
 
 void Sender::enqueue(Transfer& transfer) {
     if (transfer.in_line) return;
-    transfer.in_line = true;
     transfer.deficit = kQuantum;  // its first turn; it waits one round for it, not two
-    line_.push_back(&transfer);
+    line_.join(transfer);
 }
 
 void Sender::finish(Transfer& transfer) {
@@ -94,6 +107,7 @@ void Sender::drop(Transfer& transfer, const std::string& reason) {
         shared_.dropped_alarms.insert(shared_.dropped_alarms.end(), alarms.begin(), alarms.end());
     }
     transfer.drop(reason);
+    if (transfer.in_line) line_.leave(transfer);
     end_if_done(transfer);
 }
 
@@ -101,59 +115,96 @@ uint32_t Sender::pump(uint32_t budget) {
     blocked_ = false;
     uint32_t posted = 0;
     while (posted < budget && !line_.empty()) {
-        Transfer& transfer = *line_.front();
-        if (!transfer.has_work()) {
-            transfer.in_line = false;
-            line_.pop_front();
-            continue;
-        }
+        Transfer& transfer = line_.front();
         if (transfer.deficit <= 0) {
             transfer.deficit += kQuantum;
-            line_.pop_front();
-            line_.push_back(&transfer);
+            line_.front_to_back();
             continue;
         }
-        const WriteBatch batch = transfer.work().peek(port_.max_segments());
-        if (!window_.admits(batch.nbytes)) break;
-        post(transfer, batch, shared_.faults.next());
-        if (blocked_) break;
+        if (!post_next()) break;
         ++posted;
     }
+    blocked_ = blocked_ && !line_.empty();
     return posted;
 }
 
-void Sender::post(Transfer& transfer, const WriteBatch& batch, Fault fault) {
+// A NIC that all peers fill together still takes one write of each: peers that are stuck can slow others, not stop
+// them.
+bool Sender::has_room(const Lane& lane, uint64_t nbytes) const {
+    return lane.window.admits(nbytes) && (lane.window.ops() == 0 || shared_.nic_windows[lane.nic].admits(nbytes));
+}
+
+// On the emptiest lane: one that is slow, or stands still, fills up and then gets no more than it can carry.
+bool Sender::post_next() {
+    Transfer& transfer = line_.front();
+    const WriteBatch batch = transfer.work().peek(max_segments_);
+    for (;;) {
+        size_t best = lanes_.size();
+        for (size_t tried = 0; tried < lanes_.size(); ++tried) {
+            const size_t lane = (next_lane_ + tried) % lanes_.size();
+            if (shared_.now < lanes_[lane].retry_at) {
+                blocked_ = true;
+            } else if (has_room(lanes_[lane], batch.nbytes)) {
+                if (best == lanes_.size() || lanes_[lane].window.bytes() < lanes_[best].window.bytes()) best = lane;
+            }
+        }
+        if (best == lanes_.size()) return false;
+        next_lane_ = (best + 1) % lanes_.size();
+        if (post(best, transfer, batch)) return true;
+        if (line_.empty()) return false;  // given up
+    }
+}
+
+void Sender::refused_for_now(size_t index) {
+    Lane& lane = lanes_[index];
+    stat_add(shared_.stats.again);
+    blocked_ = true;
+    if (lane.window.ops() > 0) {
+        lane.retry_at = shared_.now + kFullRetry;
+        return;
+    }
+    if (!lane.refused_since) lane.refused_since = shared_.now;
+    lane.patience = std::clamp(2 * lane.patience, kFirstRetry, kLastRetry);
+    lane.retry_at = shared_.now + lane.patience;
+    const bool given_up = std::all_of(lanes_.begin(), lanes_.end(), [this](const Lane& one) {
+        return one.refused_since && shared_.now - *one.refused_since > kConnectDeadline;
+    });
+    if (given_up) fail("fi_writemsg (" + port_.name(index) + "): no connection, no write was taken for 10 s");
+}
+
+bool Sender::post(size_t index, Transfer& transfer, const WriteBatch& batch) {
+    Lane& lane = lanes_[index];
+    const Fault fault = shared_.faults.next(lane.nic);
     WriteCursor& work = transfer.work();
     Op* op = nullptr;
-    PostResult result{PostOutcome::Posted};
+    PostResult result{fault == Fault::Again ? PostOutcome::Again : PostOutcome::Posted};
     if (fault == Fault::None || fault == Fault::Hold) {
         op = shared_.ops.take();
         op->transfer = &transfer;
         op->nbytes = batch.nbytes;
         op->units = batch.units;
+        op->lane = static_cast<uint32_t>(index);
         op->held = fault == Fault::Hold;
-        result = port_.post(work.plan(), batch, imm_pack(transfer.key(), batch.units), op);
+        result = port_.post(index, work.plan(), batch, imm_pack(transfer.key(), batch.units), op);
     }
     if (result.outcome == PostOutcome::Again) {
-        shared_.ops.give(op);
-        stat_add(shared_.stats.again);
-        blocked_ = true;
-        const auto now = std::chrono::steady_clock::now();
-        if (window_.ops() > 0 || blocked_since_ == decltype(now){})
-            blocked_since_ = now;
-        else if (now - blocked_since_ > kConnectDeadline)
-            fail("fi_writemsg (" + port_.name() + "): no connection, no write was taken for 10 s");
-        return;
+        if (op != nullptr) shared_.ops.give(op);
+        if (fault == Fault::Again) shared_.faults.consume(lane.nic);
+        refused_for_now(index);
+        return false;
     }
 
-    blocked_since_ = {};
-    shared_.faults.consume();
+    lane.patience = {};
+    lane.refused_since.reset();
+    shared_.faults.consume(lane.nic);
     transfer.deficit -= static_cast<int64_t>(batch.nbytes);
     work.advance(batch);
     transfer.pop_done_work();
+    if (!transfer.has_work()) line_.leave(transfer);
     if (op != nullptr && result.outcome == PostOutcome::Posted) {
         outstanding_.push(op);
-        window_.posted(batch.nbytes);
+        lane.window.posted(batch.nbytes);
+        shared_.nic_windows[lane.nic].posted(batch.nbytes);
         transfer.posted(batch.nbytes);
         stat_add(shared_.stats.writes);
         stat_add(shared_.stats.bytes, batch.nbytes);
@@ -161,47 +212,56 @@ void Sender::post(Transfer& transfer, const WriteBatch& batch, Fault fault) {
         stat_add(shared_.stats.merged, batch.num_entries - 1);
         stat_add(shared_.stats.inflight_writes);
         stat_add(shared_.stats.inflight_bytes, batch.nbytes);
-        return;
+        return true;
     }
 
     if (op != nullptr) shared_.ops.give(op);
     if (fault == Fault::Lost) {
         transfer.count(batch.units, Fate::Ok);
         end_if_done(transfer);
-        return;
+        return true;
     }
     transfer.count(batch.units, Fate::Failed);
     stat_add(shared_.stats.errors);
     const std::string text = fault == Fault::Error ? "injected fault" : port_.error_text(result.code);
     const std::string reason =
-        "fi_writemsg (" + port_.name() + ", key " + std::to_string(transfer.key()) + "): " + text;
+        "fi_writemsg (" + port_.name(index) + ", key " + std::to_string(transfer.key()) + "): " + text;
     if (fault == Fault::None && fate_of(result.code) == Fate::Unknown)
         fail(reason);  // a refused post means the connection, not this write, is bad
     else
         drop(transfer, reason);
+    return true;
 }
 
 void Sender::complete(Op* op, int error) {
     if (op->held) return;
     Transfer& transfer = *op->transfer;
     const Fate fate = fate_of(error);
-    outstanding_.remove(op);
-    window_.completed(op->nbytes);
-    stat_sub(shared_.stats.inflight_writes);
-    stat_sub(shared_.stats.inflight_bytes, op->nbytes);
+    const size_t lane = op->lane;
+    lanes_[lane].retry_at = {};
     stat_add(error == 0 ? shared_.stats.completions : shared_.stats.errors);
-    transfer.settle(op->units, fate);
-    shared_.ops.give(op);
+    settle(op, fate);
     if (error == 0) {
         end_if_done(transfer);
         return;
     }
     const std::string reason =
-        "write (" + port_.name() + ", key " + std::to_string(transfer.key()) + "): " + port_.error_text(error);
+        "write (" + port_.name(lane) + ", key " + std::to_string(transfer.key()) + "): " + port_.error_text(error);
     if (fate == Fate::Unknown && failure_.empty())
         fail(reason);
     else
         drop(transfer, reason);
+}
+
+void Sender::settle(Op* op, Fate fate) {
+    Lane& lane = lanes_[op->lane];
+    outstanding_.remove(op);
+    lane.window.completed(op->nbytes);
+    shared_.nic_windows[lane.nic].completed(op->nbytes);
+    stat_sub(shared_.stats.inflight_writes);
+    stat_sub(shared_.stats.inflight_bytes, op->nbytes);
+    op->transfer->settle(op->units, fate, shared_.now);
+    shared_.ops.give(op);
 }
 
 void Sender::fail(const std::string& reason) {
@@ -213,14 +273,7 @@ void Sender::fail(const std::string& reason) {
 
 void Sender::abandon(const std::string& reason) {
     if (failure_.empty()) failure_ = reason;
-    while (Op* op = outstanding_.front()) {
-        outstanding_.remove(op);
-        window_.completed(op->nbytes);
-        stat_sub(shared_.stats.inflight_writes);
-        stat_sub(shared_.stats.inflight_bytes, op->nbytes);
-        op->transfer->settle(op->units, Fate::Unknown);
-        shared_.ops.give(op);
-    }
+    while (Op* op = outstanding_.front()) settle(op, Fate::Unknown);
     for (auto it = transfers_.begin(); it != transfers_.end();) drop(*(it++)->second, failure_);
 }
 
@@ -234,7 +287,6 @@ void Sender::end_if_done(Transfer& transfer) {
                          .unknown = counts.unknown,
                          .text = transfer.error(),
                          .traffic = transfer.traffic()});
-    if (transfer.in_line) std::erase(line_, &transfer);
     stat_sub(shared_.stats.active_transfers);
     transfers_.erase(transfer.id());
 }

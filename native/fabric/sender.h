@@ -2,45 +2,51 @@
 // thread.
 //
 // Transfers with work stand in line; each turn at the front is worth 256 KiB (deficit round robin), so a prompt of 128k
-// tokens can not starve a short one. A write with an unknown fate, or a reset connection, fails the endpoint as a
+// tokens can not starve a short one. Their writes go whole over the lanes in turn, a lane being one NIC here and one of
+// the peer's. Each lane has a window and a mind of its own: one that is full, or that its provider asks to leave alone,
+// is passed over, and its share goes to the others. A lane that never connects carries nothing and harms nothing.
+//
+// A write with an unknown fate, or a reset connection, fails the endpoint as a
 // whole: nothing is ever posted on it again, because the next post would silently reconnect to whoever owns the address
 // by then.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <deque>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 
 #include "fabric/events.h"
 #include "fabric/faults.h"
+#include "fabric/nic.h"
 #include "fabric/op_pool.h"
 #include "fabric/stats.h"
 #include "fabric/transfer.h"
 #include "fabric/window.h"
 #include "fabric/write_plan.h"
+#include "util/clock.h"
 
 namespace pdd {
-
-enum class PostOutcome { Posted, Again, Refused };
-
-struct PostResult {
-    PostOutcome outcome;
-    int code = 0;  // positive errno when refused
-};
 
 // What a Sender posts through: an Endpoint, or a fake in tests.
 class WritePort {
   public:
     virtual ~WritePort() = default;
+    struct Lane {
+        uint32_t nic = 0;       // here
+        uint32_t sharing = 1;   // lanes of this endpoint on that NIC
+        uint32_t max_ops = 64;  // that the peer's side can take
+    };
+    // None before a plan was found good.
+    virtual std::span<const Lane> lanes() const = 0;
     virtual size_t max_segments() const = 0;
     // Whether every layer of the plan stays inside both regions. Asked before anything of it is posted.
     virtual Status check(const WritePlan& plan) const = 0;
-    virtual PostResult post(const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) = 0;
-    // "provider tcp, endpoint 3 to 10.0.0.2:4711" and the text of an errno, for messages.
-    virtual std::string name() const = 0;
+    virtual PostResult post(size_t lane, const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) = 0;
+    // "provider tcp, NIC 10.0.0.1, endpoint 3 to 10.0.0.2:4711" and the text of an errno, for messages.
+    virtual std::string name(size_t lane) const = 0;
     virtual std::string error_text(int code) const = 0;
 };
 
@@ -50,16 +56,19 @@ struct SenderContext {
     FaultInjector& faults;
     EventQueue& events;
     Stats& stats;
-    std::vector<uint64_t>&
-        dropped_alarms;  // of transfers that post nothing more; the worker takes them off the watcher
+    // Of transfers that post nothing more; the worker takes them off the watcher.
+    std::vector<uint64_t>& dropped_alarms;
+    const TimePoint& now;              // of the worker's turn
+    std::vector<Window>& nic_windows;  // of all peers together, by NIC
 };
 
 class Sender {
   public:
-    // A peer that does not let the first write in for this long is given up.
+    // A peer that lets no write in on any lane for this long, with none in flight, is given up.
     static constexpr auto kConnectDeadline = std::chrono::seconds(10);
 
-    Sender(uint32_t endpoint, WritePort& port, Window window, SenderContext shared);
+    // `window`: of each NIC.
+    Sender(uint32_t endpoint, WritePort& port, WindowSize window, SenderContext shared);
 
     // Null for an id that is not open (never was, or its TRANSFER_DONE is out).
     Transfer* find(uint64_t id);
@@ -81,25 +90,42 @@ class Sender {
     // The endpoint is closed: what is in flight becomes unknown and every transfer ends.
     void abandon(const std::string& reason);
 
-    bool idle() const { return line_.empty() && window_.ops() == 0; }
-    bool blocked() const { return blocked_; }  // the last pump ended on "try again"
+    bool idle() const { return line_.empty() && outstanding_.empty(); }
+    bool blocked() const { return blocked_; }  // work waits, and some lane is to be asked again
 
   private:
+    struct Lane {
+        uint32_t nic;
+        Window window;
+        TimePoint retry_at{};
+        Clock::duration patience{};                // until the next try of a lane with nothing in flight
+        std::optional<TimePoint> refused_since{};  // with nothing in flight
+    };
+
+    void open_lanes();
+    bool has_room(const Lane& lane, uint64_t nbytes) const;
     bool admit(Transfer& transfer, const WritePlan& plan, uint64_t units);
     void enqueue(Transfer& transfer);
-    void post(Transfer& transfer, const WriteBatch& batch, Fault fault);
+    // One write of the transfer at the front, on the first lane that takes it; false: none does.
+    bool post_next();
+    // False: asked to try again.
+    bool post(size_t lane, Transfer& transfer, const WriteBatch& batch);
+    void refused_for_now(size_t lane);
+    void settle(Op* op, Fate fate);
     void end_if_done(Transfer& transfer);
 
     uint32_t endpoint_;
     WritePort& port_;
-    Window window_;
+    WindowSize window_;
     SenderContext shared_;
+    std::vector<Lane> lanes_;
+    size_t next_lane_ = 0;
+    size_t max_segments_ = 1;
     std::unordered_map<uint64_t, std::unique_ptr<Transfer>> transfers_;
-    std::deque<Transfer*> line_;
+    TransferLine line_;
     OpList outstanding_;
     std::string failure_;  // "" while usable
     bool blocked_ = false;
-    std::chrono::steady_clock::time_point blocked_since_{};
 };
 
 }  // namespace pdd

@@ -16,7 +16,7 @@ namespace pdd {
 
 class Sleeper {
   public:
-    Sleeper(const Domains& domains, CommandQueue& commands);
+    Sleeper(const Nics& nics, CommandQueue& commands);
 
     void add(Endpoint& endpoint);
     void remove(Endpoint& endpoint);  // before it closes
@@ -26,11 +26,11 @@ class Sleeper {
   private:
     void take_back_signals();
 
-    const Domains& domains_;
+    const Nics& nics_;
     CommandQueue& commands_;
     UniqueFd epoll_;
-    std::vector<std::vector<fid*>> queues_;  // per domain
-    std::vector<fid_cq*> signalled_;         // sticky queues that ended the last sleep
+    std::vector<NicPort*> ports_;
+    std::vector<NicPort*> signalled_;  // sticky ports that ended the last sleep
     bool can_wait_ = true;
 };
 

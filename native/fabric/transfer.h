@@ -11,12 +11,12 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
 #include <string>
 #include <vector>
 
 #include "fabric/events.h"
 #include "fabric/write_plan.h"
+#include "util/clock.h"
 
 namespace pdd {
 
@@ -48,34 +48,37 @@ class Transfer {
         armed_units_ += units;
         alarms_.push_back(alarm);
     }
-    void fire(WriteCursor work, bool last_of_plan) {
+    void fire(WriteCursor work, bool last_of_plan, TimePoint now) {
         armed_units_ -= work.units_left();
         armed_plans_ -= last_of_plan ? 1 : 0;
-        add(std::move(work));
+        add(std::move(work), now);
     }
-    void add(WriteCursor work) {
-        last_added_ = Clock::now();
+    void add(WriteCursor work, TimePoint now) {
+        last_added_ = now;
         if (!busy()) busy_since_ = last_added_;
         queue_.push_back(std::move(work));
     }
     uint32_t armed_plans() const { return armed_plans_; }
     // The alarms of its plans, those that have fired included.
     const std::vector<uint64_t>& alarms() const { return alarms_; }
-    bool has_work() const { return !queue_.empty(); }
-    WriteCursor& work() { return queue_.front(); }
+    bool has_work() const { return first_ < queue_.size(); }
+    WriteCursor& work() { return queue_[first_]; }
     void pop_done_work() {
-        if (queue_.front().done()) queue_.pop_front();
+        if (!work().done()) return;
+        ++first_;
+        if (first_ < queue_.size() && first_ < kKeptDone) return;
+        queue_.erase(queue_.begin(), queue_.begin() + first_);
+        first_ = 0;
     }
     void posted(uint64_t nbytes) {
         inflight_ += 1;
         traffic_.writes += 1;
         traffic_.bytes += nbytes;
     }
-    void settle(uint64_t units, Fate fate) {
+    void settle(uint64_t units, Fate fate, TimePoint now) {
         inflight_ -= 1;
         count(units, fate);
         if (busy()) return;
-        const auto now = Clock::now();
         traffic_.busy_ns += ns(now - busy_since_);
         traffic_.exposed_ns = ns(now - last_added_);
     }
@@ -95,20 +98,24 @@ class Transfer {
         state_ = State::Dropping;
         for (const auto& work : queue_) count(work.units_left(), Fate::Failed);
         queue_.clear();
+        first_ = 0;
         count(armed_units_, Fate::Failed);
         armed_units_ = 0;
         armed_plans_ = 0;
     }
-    bool done() const { return inflight_ == 0 && queue_.empty() && armed_plans_ == 0 && state_ != State::Open; }
+    bool done() const { return inflight_ == 0 && !has_work() && armed_plans_ == 0 && state_ != State::Open; }
 
-    int64_t deficit = 0;   // of the fair queue
-    bool in_line = false;  // of the fair queue
+    // -- of the fair queue
+    int64_t deficit = 0;
+    bool in_line = false;
+    Transfer* ahead = nullptr;
+    Transfer* behind = nullptr;
 
   private:
     enum class State { Open, Finishing, Dropping };
-    using Clock = std::chrono::steady_clock;
+    static constexpr size_t kKeptDone = 64;
 
-    bool busy() const { return inflight_ > 0 || !queue_.empty(); }
+    bool busy() const { return inflight_ > 0 || has_work(); }
     static uint64_t ns(Clock::duration span) {
         return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(span).count());
     }
@@ -120,13 +127,42 @@ class Transfer {
     uint32_t inflight_ = 0;
     uint32_t armed_plans_ = 0;
     uint64_t armed_units_ = 0;
-    std::deque<WriteCursor> queue_;
+    std::vector<WriteCursor> queue_;  // done ones stay until there are kKeptDone of them, so that popping is cheap
+    size_t first_ = 0;
     std::vector<uint64_t> alarms_;
     Counts counts_;
     Traffic traffic_;
-    Clock::time_point busy_since_;
-    Clock::time_point last_added_;
+    TimePoint busy_since_;
+    TimePoint last_added_;
     std::string error_;
+};
+
+// Transfers in line, linked through themselves: joining, leaving and going to the back cost the same for any number.
+class TransferLine {
+  public:
+    bool empty() const { return head_ == nullptr; }
+    Transfer& front() const { return *head_; }
+    void join(Transfer& transfer) {
+        transfer.in_line = true;
+        transfer.ahead = tail_;
+        transfer.behind = nullptr;
+        (tail_ != nullptr ? tail_->behind : head_) = &transfer;
+        tail_ = &transfer;
+    }
+    void leave(Transfer& transfer) {
+        transfer.in_line = false;
+        (transfer.ahead != nullptr ? transfer.ahead->behind : head_) = transfer.behind;
+        (transfer.behind != nullptr ? transfer.behind->ahead : tail_) = transfer.ahead;
+    }
+    void front_to_back() {
+        Transfer& transfer = front();
+        leave(transfer);
+        join(transfer);
+    }
+
+  private:
+    Transfer* head_ = nullptr;
+    Transfer* tail_ = nullptr;
 };
 
 }  // namespace pdd

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "util/pause.h"
 
@@ -13,8 +14,9 @@ namespace {
 
 constexpr int kCommandBatch = 64;
 // Blocking is ended by descriptors; these bound what a provider that forgets to signal can cost.
-constexpr int kBusyTimeoutMs = 10;  // writes or work outstanding
-constexpr int kRetryTimeoutMs = 1;  // the provider said "try again"
+constexpr int kBusyTimeoutMs = 10;   // writes or work outstanding
+constexpr int kRetryTimeoutMs = 1;   // the provider said "try again"
+constexpr uint32_t kNicWindows = 4;  // peers whose windows fill a NIC; more of them share
 
 }  // namespace
 
@@ -27,29 +29,47 @@ void pin_thread(const std::vector<int>& cpus) {
     ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);
 }
 
-Worker::Worker(WorkerConfig config, Domains domains, CommandQueue& commands, LayerWatcher& watcher, ImmTable& imms,
+Worker::Worker(WorkerConfig config, Nics nics, CommandQueue& commands, Alarms& alarms, ImmTable& imms,
                EventQueue& events, Stats& stats)
     : config_(std::move(config)),
       commands_(commands),
-      watcher_(watcher),
+      alarms_(alarms),
       imms_(imms),
       events_(events),
       stats_(stats),
-      domains_(std::move(domains)),
-      regions_(domains_),
-      sleeper_(domains_, commands) {}
+      nics_(std::move(nics)),
+      regions_(nics_),
+      nic_windows_(nics_.size(), Window({kNicWindows * config_.window.ops, kNicWindows * config_.window.bytes})),
+      sleeper_(nics_, commands) {}
 
 void Worker::run() {
     while (!commands_.closed()) {
-        bool worked = take_commands();
-        for (auto& [id, peer] : peers_) worked |= peer->turn() > 0;
-        forget_alarms();
-        if (worked)
-            config_.idle.worked();
+        const TimePoint now = Clock::now();
+        if (turn(now))
+            config_.idle.worked(now);
         else
-            idle();
+            idle(now);
     }
-    close_all();
+    close_all(Clock::now());
+}
+
+bool Worker::turn(TimePoint now) {
+    now_ = now;
+    bool worked = take_commands();
+    for (auto& [id, peer] : peers_) worked |= peer->poll() > 0;
+    worked |= pump();
+    forget_alarms();
+    return worked;
+}
+
+// Each peer in turn, and another one first in each turn: peers share the windows of the NICs.
+bool Worker::pump() {
+    bool worked = false;
+    const auto first = peers_.upper_bound(last_first_);
+    for (auto it = first; it != peers_.end(); ++it) worked |= it->second->pump() > 0;
+    for (auto it = peers_.begin(); it != first; ++it) worked |= it->second->pump() > 0;
+    last_first_ = first != peers_.end() ? first->first : 0;
+    return worked;
 }
 
 bool Worker::take_commands() {
@@ -62,8 +82,8 @@ bool Worker::take_commands() {
     return taken > 0;
 }
 
-void Worker::idle() {
-    switch (config_.idle.nothing()) {
+void Worker::idle(TimePoint now) {
+    switch (config_.idle.nothing(now)) {
         case IdlePolicy::Step::Spin:
             cpu_pause();
             return;
@@ -73,18 +93,22 @@ void Worker::idle() {
         case IdlePolicy::Step::Block:
             break;
     }
-    int timeout = peers_.empty() ? -1 : domains_[0]->caps().max_sleep_ms;
-    for (auto& [id, peer] : peers_) {
-        if (peer->sender().blocked())
-            timeout = kRetryTimeoutMs;
-        else if (!peer->sender().idle())
-            timeout = std::min(timeout, kBusyTimeoutMs);
-    }
-    sleeper_.sleep(timeout);
+    sleeper_.sleep(patience_ms());
     stat_add(stats_.wakeups);
 }
 
-void Worker::close_all() {
+int Worker::patience_ms() const {
+    if (peers_.empty()) return -1;
+    int patience = nics_[0]->caps().max_sleep_ms;
+    for (const auto& [id, peer] : peers_) {
+        if (peer->sender().blocked()) return kRetryTimeoutMs;
+        if (!peer->sender().idle()) patience = std::min(patience, kBusyTimeoutMs);
+    }
+    return patience;
+}
+
+void Worker::close_all(TimePoint now) {
+    now_ = now;
     Command command;
     while (commands_.try_pop(command)) std::visit([this](auto& c) { execute(c); }, command);
     while (!peers_.empty()) {
@@ -108,12 +132,12 @@ Sender* Worker::sender_of(uint64_t transfer, Transfer*& found) {
 
 // -- synchronous ------------------------------------------------------------------------------------------------------
 Status Worker::open_endpoint(uint32_t id) {
-    auto endpoint = Endpoint::open(id, domains_, regions_, stats_);
+    auto endpoint = Endpoint::open(id, nics_, regions_, stats_, config_.window.ops);
     if (!endpoint) return endpoint.error();
     sleeper_.add(**endpoint);
-    peers_.emplace(id,
-                   std::make_unique<Peer>(id, std::move(*endpoint), Window(config_.window_ops, config_.window_bytes),
-                                          SenderContext{ops_, faults_, events_, stats_, dropped_alarms_}, imms_));
+    peers_.emplace(id, std::make_unique<Peer>(
+                           id, std::move(*endpoint), config_.window,
+                           SenderContext{ops_, faults_, events_, stats_, dropped_alarms_, now_, nic_windows_}, imms_));
     stat_add(stats_.endpoints);
     return {};
 }
@@ -163,7 +187,7 @@ void Worker::execute(command::Arm& c) {
     if (!sender->arm(*transfer, *c.plan, c.begin, c.end, alarm)) return;
     const uint32_t num_layers = c.plan->geometry().num_layers;
     armed_.emplace(alarm, ArmedPlan{c.transfer, std::move(c.plan), c.begin, c.end});
-    watcher_.set({alarm, std::move(c.counter), c.first_value, num_layers});
+    alarms_.set({alarm, std::move(c.counter), c.first_value, num_layers});
 }
 
 void Worker::execute(command::Fire& c) {
@@ -173,8 +197,7 @@ void Worker::execute(command::Fire& c) {
     const bool last = c.to == armed.plan->geometry().num_layers;
     Transfer* transfer = nullptr;
     if (Sender* sender = sender_of(armed.transfer, transfer)) {
-        for (uint32_t layer = c.from; layer < c.to; ++layer)
-            sender->fire(*transfer, WriteCursor(armed.plan, layer, armed.begin, armed.end), last && layer + 1 == c.to);
+        sender->fire(*transfer, WriteCursor(armed.plan, c.from, c.to, armed.begin, armed.end), last);
     }
     if (last) armed_.erase(found);
 }
@@ -207,7 +230,7 @@ void Worker::execute(command::CloseEndpoint& c) {
 void Worker::forget_alarms() {
     if (dropped_alarms_.empty()) return;
     std::erase_if(dropped_alarms_, [this](uint64_t alarm) { return armed_.erase(alarm) == 0; });
-    watcher_.clear(std::exchange(dropped_alarms_, {}));
+    alarms_.clear(std::exchange(dropped_alarms_, {}));
 }
 
 }  // namespace pdd

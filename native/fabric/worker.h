@@ -1,12 +1,14 @@
-// Worker: the thread that owns all libfabric objects of a Fabric, and the only caller of libfabric.
+// Worker: owns the NICs of a Fabric, and is the only caller of them.
 //
-// Turn: take commands; for each peer, read completions and post what its window admits; when nothing happened, idle
-// (spin, yield, block on queues and commands). It never waits for a consumer: events overflow into memory.
+// turn() takes commands and, for each peer, reads completions and posts what its window admits. It knows no thread and
+// no clock: run() turns by the real one and idles when nothing happened (spin, yield, block on queues and commands); a
+// simulation calls turn() with a time of its own. It never waits for a consumer: events overflow into memory.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -17,13 +19,13 @@
 #include "fabric/peer.h"
 #include "fabric/region.h"
 #include "fabric/sleeper.h"
-#include "watch/layer_watcher.h"
+#include "util/clock.h"
+#include "watch/alarms.h"
 
 namespace pdd {
 
 struct WorkerConfig {
-    uint32_t window_ops = 64;
-    uint64_t window_bytes = 8 << 20;
+    WindowSize window;  // of each peer on each NIC
     IdlePolicy idle;
 };
 
@@ -33,11 +35,18 @@ void pin_thread(const std::vector<int>& cpus);
 
 class Worker {
   public:
-    Worker(WorkerConfig config, Domains domains, CommandQueue& commands, LayerWatcher& watcher, ImmTable& imms,
-           EventQueue& events, Stats& stats);
+    Worker(WorkerConfig config, Nics nics, CommandQueue& commands, Alarms& alarms, ImmTable& imms, EventQueue& events,
+           Stats& stats);
 
     // The thread's body: returns once the queue is closed and every endpoint is.
     void run();
+
+    // One turn; whether anything happened. Time never runs backwards.
+    bool turn(TimePoint now);
+    // How long a turn may be put off, unless a command or a completion comes. -1: for ever.
+    int patience_ms() const;
+    // Takes the commands that are left and closes every endpoint.
+    void close_all(TimePoint now);
 
     // -- called by commands of kind Call, on the worker's thread
     Status open_endpoint(uint32_t id);
@@ -55,8 +64,8 @@ class Worker {
     };
 
     bool take_commands();
-    void idle();
-    void close_all();
+    bool pump();
+    void idle(TimePoint now);
     Peer* find(uint32_t endpoint);
     Sender* sender_of(uint64_t transfer, Transfer*& found);
     void forget_alarms();
@@ -71,20 +80,23 @@ class Worker {
     void execute(command::Cancel& c);
     void execute(command::CloseEndpoint& c);
     void execute(command::Tell& c) { events_.push(std::move(c.event)); }
-    void execute(command::InjectFault& c) { faults_.set(c.fault, c.after, c.count); }
+    void execute(command::InjectFault& c) { faults_.set(c.fault, c.after, c.count, c.nic); }
 
     WorkerConfig config_;
     CommandQueue& commands_;
-    LayerWatcher& watcher_;
+    Alarms& alarms_;
     ImmTable& imms_;
     EventQueue& events_;
     Stats& stats_;
-    // Closed in reverse: peers, then regions, then domains.
-    Domains domains_;
+    TimePoint now_{};  // of this turn
+    // Closed in reverse: peers, then regions, then NICs.
+    Nics nics_;
     RegionTable regions_;
     OpPool ops_;
     FaultInjector faults_;
-    std::unordered_map<uint32_t, std::unique_ptr<Peer>> peers_;
+    std::vector<Window> nic_windows_;
+    std::map<uint32_t, std::unique_ptr<Peer>> peers_;
+    uint32_t last_first_ = 0;                        // the peer that began the last round of posting
     std::unordered_map<uint64_t, ArmedPlan> armed_;  // by alarm
     std::vector<uint64_t> dropped_alarms_;
     uint64_t next_alarm_ = 1;

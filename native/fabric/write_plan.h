@@ -1,11 +1,14 @@
-// WritePlan: the writes of one layer in token order, shared and immutable. WriteCursor: a walk over a range of it that
-// turns neighbours into as few writes as the limits allow.
+// WritePlan: the writes of one layer in token order, shared by all layers and immutable. WriteCursor: a walk over a
+// range of it, for some layers, that turns neighbours into as few writes as the limits allow.
+//
+// An entry takes 14 bytes, whatever the number of layers: two offsets of 48 bits and the number of its size, of which
+// a plan has few (a page, the last page). Units are summed up every 64 entries. A queued layer range is one cursor.
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "util/result.h"
@@ -34,23 +37,44 @@ class WritePlan {
         uint32_t num_layers = 1;
     };
 
-    // Refuses empty entries, units outside 1..255 and offsets that wrap in the last layer.
-    static Result<std::shared_ptr<const WritePlan>> make(const Geometry& geometry, std::vector<PlanEntry> entries);
+    // Refuses empty entries, units outside 1..255, offsets of 2^48 or more or that wrap in the last layer, and more
+    // than 65,536 different sizes.
+    static Result<std::shared_ptr<const WritePlan>> make(const Geometry& geometry,
+                                                         const std::vector<PlanEntry>& entries);
 
     const Geometry& geometry() const { return geometry_; }
-    std::span<const PlanEntry> entries() const { return entries_; }
+    uint32_t size() const { return static_cast<uint32_t>(entries_.size()); }
+    PlanEntry entry(uint32_t index) const;
     // Sum of units of [begin, end) in one layer.
-    uint64_t units(uint32_t begin, uint32_t end) const { return unit_sums_[end] - unit_sums_[begin]; }
+    uint64_t units(uint32_t begin, uint32_t end) const { return units_before(end) - units_before(begin); }
     // The end of the furthest byte that any layer touches on either side.
     uint64_t src_end() const { return src_end_; }
     uint64_t dst_end() const { return dst_end_; }
     uint64_t largest() const { return largest_; }
 
   private:
+    struct [[gnu::packed]] Packed {
+        uint32_t src_low;
+        uint32_t dst_low;
+        uint16_t src_high;
+        uint16_t dst_high;
+        uint16_t shape;
+    };
+    static_assert(sizeof(Packed) == 14);
+    struct Shape {
+        uint64_t nbytes;
+        uint32_t units;
+        auto operator<=>(const Shape&) const = default;
+    };
+    static constexpr uint32_t kSumEvery = 64;
+
     WritePlan() = default;
+    uint64_t units_before(uint32_t index) const;
+
     Geometry geometry_;
-    std::vector<PlanEntry> entries_;
-    std::vector<uint64_t> unit_sums_;  // unit_sums_[i]: units of entries before i
+    std::vector<Packed> entries_;
+    std::vector<Shape> shapes_;
+    std::vector<uint64_t> unit_sums_;  // unit_sums_[i]: units of the entries before kSumEvery * i
     uint64_t src_end_ = 0;
     uint64_t dst_end_ = 0;
     uint64_t largest_ = 0;
@@ -70,24 +94,34 @@ struct WriteBatch {
     uint64_t nbytes = 0;
 };
 
-// Entries [next, end) of one layer that are still to be posted.
+// Entries [begin, end) of layers [from, to) that are still to be posted, layer by layer.
 class WriteCursor {
   public:
-    WriteCursor(std::shared_ptr<const WritePlan> plan, uint32_t layer, uint32_t begin, uint32_t end)
-        : plan_(std::move(plan)), layer_(layer), next_(begin), end_(end) {}
+    WriteCursor(std::shared_ptr<const WritePlan> plan, uint32_t from, uint32_t to, uint32_t begin, uint32_t end)
+        : plan_(std::move(plan)), layer_(from), last_layer_(to), begin_(begin), end_(end), next_(begin) {}
 
-    bool done() const { return next_ >= end_; }
+    bool done() const { return layer_ >= last_layer_; }
     const WritePlan& plan() const { return *plan_; }
-    uint64_t units_left() const { return plan_->units(next_, end_); }
+    uint64_t units_left() const {
+        if (done()) return 0;
+        return plan_->units(next_, end_) + (last_layer_ - layer_ - 1) * plan_->units(begin_, end_);
+    }
     // The next write; at most `max_segments` pieces. Only when not done. Does not move: a refused post asks again.
     WriteBatch peek(size_t max_segments) const;
-    void advance(const WriteBatch& batch) { next_ += batch.num_entries; }
+    void advance(const WriteBatch& batch) {
+        next_ += batch.num_entries;
+        if (next_ < end_) return;
+        next_ = begin_;
+        ++layer_;
+    }
 
   private:
     std::shared_ptr<const WritePlan> plan_;
     uint32_t layer_;
-    uint32_t next_;
+    uint32_t last_layer_;
+    uint32_t begin_;
     uint32_t end_;
+    uint32_t next_;
 };
 
 }  // namespace pdd

@@ -17,27 +17,20 @@
 #include <thread>
 #include <vector>
 
-#include "watch/counter.h"
+#include "watch/alarms.h"
 
 namespace pdd {
 
-class LayerWatcher {
+class LayerWatcher final : public Alarms {
   public:
-    struct Alarm {
-        uint64_t id = 0;
-        std::shared_ptr<const Counter> counter;
-        uint64_t first_value = 0;
-        uint32_t num_values = 0;
-    };
     // On the watcher's thread: values [from, to) of this alarm are there.
     using Fire = std::function<void(uint64_t id, uint32_t from, uint32_t to)>;
 
     explicit LayerWatcher(Fire fire);
-    ~LayerWatcher();
+    ~LayerWatcher() override;
 
-    void set(Alarm alarm);
-    // Forgets alarms; one that is just firing may still be heard.
-    void clear(std::vector<uint64_t> ids);
+    void set(Alarm alarm) override;
+    void clear(std::vector<uint64_t> ids) override;
     void stop();
 
   private:

@@ -81,7 +81,8 @@ class WritePlan:
     l * dst_layer_stride of the remote region, and is worth units[i] (1..255). src_region is a local region id;
     dst_region is the position in the list that the peer gave to describe. Neighbours that continue each other on both
     sides are merged when posted, and scattered ones share a write where the provider takes several pieces (at most 255
-    units and 1 MiB each); the sum of units never changes. Arrays are int64 and contiguous.
+    units and 1 MiB each); the sum of units never changes. Arrays are int64 and contiguous; offsets are below 2**48. An
+    entry takes 14 bytes, however many layers there are.
     """
 
     def __init__(
@@ -116,7 +117,9 @@ class Fabric:
         cpus: list[int] = ...,
     ) -> None:
         """bind: one local address (or domain name) per NIC; [] takes the NIC that other hosts reach best,
-        or, with tcp, the one that has the local address `source`. require: the only provider to use. idle: "auto"
+        or, with tcp, the one that has the local address `source`. Whole writes are striped over the NICs; NIC i writes
+        to the peer's NIC i, and where counts differ the shorter list is gone through again. A NIC that takes nothing
+        leaves its share to the others. window_*: in flight per peer and NIC; all peers of a NIC: four times that. require: the only provider to use. idle: "auto"
         spins shortly, yields, then blocks; "spin" never blocks; "block" blocks at once. cpus: where the worker runs."""
 
     @property
@@ -199,7 +202,8 @@ class Fabric:
         nic_writes (a list, one per NIC);
         now: active_transfers, inflight_writes, inflight_bytes, armed_plans, keys, endpoints, regions."""
 
-    def inject_fault(self, kind: str, after: int, count: int = 1) -> None:
-        """Tests only: the `after`-th write from now on fails ("error": completes with an error without being posted,
-        "lost": completes well without being posted, "hold": its completion is withheld until the endpoint closes).
+    def inject_fault(self, kind: str, after: int, count: int = 1, nic: int = -1) -> None:
+        """Tests only: the `after`-th write from now on, of NIC `nic` or of any, fails ("error": completes with an error
+        without being posted, "lost": completes well without being posted, "hold": its completion is withheld until the
+        endpoint closes, "again": the NIC seems to take nothing for now; each attempt counts as a write).
         One fault at a time: the next call replaces it, count=0 takes it back."""

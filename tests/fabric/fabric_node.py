@@ -11,9 +11,11 @@ import hashlib
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -134,6 +136,18 @@ class Node:
             self.fabric.finish(transfer)
         return transfer
 
+    def connections(self, cut_to: str = "") -> list[tuple[str, str]]:
+        """(local, remote) address of every established TCP connection of this process; breaks those to one remote one."""
+        found = []
+        for fd in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd))) as connection:
+                if connection.family != socket.AF_INET:
+                    continue
+                found.append((connection.getsockname()[0], connection.getpeername()[0]))
+                if found[-1][1] == cut_to:
+                    connection.shutdown(socket.SHUT_RDWR)
+        return found
+
     def cpu_seconds(self) -> float:
         times = os.times()
         return times.user + times.system
@@ -188,10 +202,11 @@ class RemoteNode:
         self.process.stdout.close()
 
 
-def spawn(*args: Any, pass_fds: tuple[int, ...] = (), **options: Any) -> RemoteNode:
+def spawn(*args: Any, pass_fds: tuple[int, ...] = (), prefix: Sequence[str] = (), **options: Any) -> RemoteNode:
+    """`prefix` goes before the command: `ip netns exec NAME`, for one."""
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
     process = subprocess.Popen(
-        [sys.executable, __file__, json.dumps([args, options])],
+        [*prefix, sys.executable, __file__, json.dumps([args, options])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -14,7 +14,9 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <iostream>
 #include <random>
@@ -22,7 +24,8 @@
 #include <vector>
 
 #include "check.h"
-#include "fabric/engine.h"
+#include "fabric/domain.h"
+#include "fabric/library_choice.h"
 
 using namespace pdd;
 
@@ -58,7 +61,10 @@ std::vector<Chunk> chunks(const Job& job) {
 }
 
 uint8_t* memory(const Job& job) {
-    void* at = ::mmap(nullptr, job.nbytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    // A memfd, as the ranks' KV memory is.
+    const int fd = ::memfd_create("arena", 0);
+    CHECK(fd >= 0 && ::ftruncate(fd, static_cast<off_t>(job.nbytes())) == 0);
+    void* at = ::mmap(nullptr, job.nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     CHECK(at != MAP_FAILED);
     return static_cast<uint8_t*>(at);
 }
@@ -82,23 +88,22 @@ std::vector<uint8_t> unhex(const std::string& text) {
 std::unique_ptr<Domain> open_domain(char** args) {
     auto choice = choose_library(args[0], {});
     CHECK(choice);
-    EngineConfig config;
-    config.provider = args[1];
-    config.bind = {args[2]};
-    auto domains = open_domains(choice->library, config);
-    CHECK(domains);
-    return std::move(domains->front());
+    auto offers = find_nics(choice->library, args[1], args[2]);
+    CHECK(offers);
+    auto domain = Domain::open(choice->library, std::move(offers->front()));
+    CHECK(domain);
+    return std::move(*domain);
 }
 
 void fabric_receive(char** args, const Job& job) {
     auto domain = open_domain(args);
-    auto rail = domain->open_rail();
+    auto rail = domain->open_rail(4096);
     CHECK(rail);
     uint8_t* base = memory(job);
-    auto mr = domain->register_memory(base, job.nbytes(), Domain::Access::Both);
+    auto mr = domain->register_memory(base, job.nbytes(), Access::Both);
     CHECK(mr);
     const uint64_t at = domain->caps().virtual_addressing ? reinterpret_cast<uint64_t>(base) : 0;
-    std::cout << hex(rail->address) << " " << ::fi_mr_key(mr->get()) << " " << at << std::endl;
+    std::cout << hex(rail->address) << " " << (*mr)->key << " " << at << std::endl;
     const uint64_t expected = chunks(job).size();
     for (std::string line; std::getline(std::cin, line);) {
         fi_cq_data_entry entries[64];
@@ -113,12 +118,13 @@ void fabric_receive(char** args, const Job& job) {
 
 void fabric_send(char** args, const std::string& address, uint64_t key, uint64_t at, const Job& job) {
     auto domain = open_domain(args);
-    auto rail = domain->open_rail();
+    auto rail = domain->open_rail(4096);
     CHECK(rail);
     uint8_t* base = memory(job);
-    auto mr = domain->register_memory(base, job.nbytes(), Domain::Access::Local);
+    auto mr = domain->register_memory(base, job.nbytes(), Access::Local);
     CHECK(mr);
-    CHECK(::fi_av_insert(rail->av.get(), unhex(address).data(), 1, &rail->peer, 0, nullptr) == 1);
+    fi_addr_t peer = FI_ADDR_UNSPEC;
+    CHECK(::fi_av_insert(rail->av.get(), unhex(address).data(), 1, &peer, 0, nullptr) == 1);
     const auto work = chunks(job);
     std::vector<fi_context2> contexts(work.size());
     for (std::string line; std::getline(std::cin, line);) {
@@ -127,8 +133,8 @@ void fabric_send(char** args, const std::string& address, uint64_t key, uint64_t
         while (completed < work.size()) {
             while (posted < work.size() && posted - completed < job.window) {
                 const Chunk& chunk = work[posted];
-                const auto rc = ::fi_writedata(rail->ep.get(), base + chunk.from, chunk.nbytes, ::fi_mr_desc(mr->get()),
-                                               posted, rail->peer, at + chunk.to, key, &contexts[posted]);
+                const auto rc = ::fi_writedata(rail->ep.get(), base + chunk.from, chunk.nbytes, (*mr)->descriptor,
+                                               posted, peer, at + chunk.to, key, &contexts[posted]);
                 if (rc == -FI_EAGAIN) break;
                 CHECK(rc == 0);
                 ++posted;

@@ -16,7 +16,7 @@ std::span<const uint8_t> bytes(const std::string& text) {
 Descriptor sample() {
     Descriptor d;
     d.wire = "tcp";
-    d.nics = {{1, {1, 2, 3}}, {2, {9}}};
+    d.nics = {{1, {1, 2, 3}, 256}, {2, {9}, 5}};
     d.regions = {{100, {{1, 0}, {2, 5}}}, {UINT64_MAX, {{3, 0}, {4, 0}}}};
     return d;
 }
@@ -25,7 +25,8 @@ void round_trip() {
     const auto parsed = Descriptor::parse(bytes(sample().encode()));
     CHECK(parsed);
     CHECK(parsed->encode() == sample().encode());
-    CHECK(parsed->wire == "tcp" && parsed->nics[1].address_format == 2 && parsed->regions[0].keys[1].base == 5);
+    CHECK(parsed->wire == "tcp" && parsed->nics[1].address_format == 2 && parsed->nics[1].max_ops == 5 &&
+          parsed->regions[0].keys[1].base == 5);
     const auto& region = parsed->regions[0];
     CHECK(region.holds(0, 100) && region.holds(100, 0) && !region.holds(1, 100) && !region.holds(UINT64_MAX, 2));
     Descriptor none = sample();
@@ -40,6 +41,9 @@ void refuses_what_does_not_fit() {
     Descriptor wrapping = sample();
     wrapping.regions[1].keys[0].base = 1;
     CHECK(!Descriptor::parse(bytes(wrapping.encode())));
+    Descriptor closed = sample();
+    closed.nics[0].max_ops = 0;
+    CHECK(!Descriptor::parse(bytes(closed.encode())));
     Descriptor nameless = sample();
     nameless.wire = "";
     CHECK(!Descriptor::parse(bytes(nameless.encode())));
