@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 
 from pdd.daemon.service import NodeService
+from pdd.daemon.view import left
 from pdd.engine.request import EngineInbox
-from pdd.errors import RequestCancelled
+from pdd.errors import RefusedInState, RequestCancelled
 from pdd.messenger.prefiller import Prefiller
-from pdd.units import counted
 
 _log = logging.getLogger("pdd")
 
@@ -22,6 +22,7 @@ class Drain:
     def __init__(self, service: NodeService, timeout: float, changed: Callable[[], None]) -> None:
         """`timeout`: seconds, when `begin` names none. `changed`: called at each change of state."""
         self.active = False
+        self._for_good = False
         self._service = service
         self._timeout = timeout
         self._changed = changed
@@ -36,13 +37,17 @@ class Drain:
         if self.active:
             prefiller.drain()
 
-    def begin(self, timeout: float | None = None) -> None:
+    def begin(self, timeout: float | None = None, *, for_good: bool = False) -> None:
         """No new work from now on; what runs goes on for at most `timeout` seconds.
 
-        Again while draining only moves the deadline.
+        Again while draining only moves the deadline. `for_good`: the node stops afterwards, whatever anybody says.
         """
         seconds = self._timeout if timeout is None else timeout
         self.active = True
+        self._for_good |= for_good
+        _log.info(
+            "%s, for at most %g s; left: %s", "stopping" if for_good else "draining", seconds, left(*self.open_work())
+        )
         self._stop_timer()
         self._deadline = time.monotonic() + seconds
         why = f"its {seconds:g} s to drain are over"
@@ -53,10 +58,17 @@ class Drain:
         self._changed()
 
     def end(self) -> None:
-        """Takes new work again; nothing to do where it does already."""
+        """Takes new work again; nothing to do where it does already.
+
+        Raises:
+            RefusedInState: the node is stopping.
+        """
+        if self._for_good:
+            raise RefusedInState("this node is stopping and cannot be resumed", hint="Start it again when it has ended.")
         if not self.active:
             return
         self.active = False
+        _log.info("resumed: takes new work again")
         self._stop_timer()
         self._service.drain(False)
         if self._prefiller is not None:
@@ -82,10 +94,7 @@ class Drain:
     def give_up(self, why: str) -> None:
         """Ends what is still open; clients and decoders are told."""
         if any(self.open_work()):
-            num_requests, num_prefills = self.open_work()
-            _log.warning(
-                "%s: %s and %s are given up", why, counted(num_requests, "request"), counted(num_prefills, "prefill")
-            )
+            _log.warning("%s: %s given up", why, left(*self.open_work()))
         self._service.cancel_all(RequestCancelled(f"this node ends its work: {why}", hint="try again; another will answer"))
         if self._prefiller is not None and self._inbox is not None:
             for job in self._prefiller.jobs():

@@ -17,7 +17,6 @@ from pdd import sdnotify
 from pdd.config import Config
 from pdd.config_load import Origins
 from pdd.daemon.node import Node
-from pdd.daemon.view import left
 from pdd.errors import EXIT_OK
 
 _log = logging.getLogger("pdd")
@@ -63,6 +62,7 @@ async def _serve(config: Config, origins: Origins, *, demo: bool) -> int:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
         await node.close()
+        _log.info("stopped")
 
 
 def _any(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:
@@ -78,8 +78,8 @@ def _signalled(stop: asyncio.Event, now: asyncio.Event) -> None:
 async def _drain(node: Node, timeout: float, now: asyncio.Event) -> None:
     """Ends all work: by waiting for it, else, after `timeout` or a second signal, by failing it."""
     sdnotify.notify(f"EXTEND_TIMEOUT_USEC={int((timeout + _MARGIN_SECONDS) * 1e6)}", "STATUS=draining")
-    _log.info("draining, left: %s; a second signal exits now", left(*node.drain.open_work()))
-    node.drain.begin(timeout)
+    node.drain.begin(timeout, for_good=True)
+    _log.info("a second signal exits now")
     quiet = asyncio.create_task(node.drain.quiet())
     hurry = asyncio.create_task(now.wait())
     await asyncio.wait(

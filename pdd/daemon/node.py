@@ -140,7 +140,7 @@ class Node:
         self._start_engine()
         await self._link_peers()
         self._open_for_requests()
-        _log.info("ready: %s", self.view.summary())
+        _log.info("loaded: %s", self.view.summary())
 
     async def _bind(self) -> None:
         config = self.config

@@ -54,6 +54,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     new: tuple[NewRow, ...]
     rows: tuple[Row, ...]
 
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
 
 class SampledRow(msgspec.Struct, frozen=True):
     row_id: int

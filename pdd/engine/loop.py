@@ -180,6 +180,10 @@ class EngineLoop:
             self._sleep(decision.wake_at)
             return
         began = self._clock()
+        self._batch_size, self._batch_tokens = len(decision.plan.rows), decision.plan.num_tokens
+        # A step may take seconds: what it runs is seen while it does.
+        if decision.plan.new or began - self._snapshot.at >= SNAPSHOT_EVERY_SECONDS:
+            self._snapshot = self._picture(began)
         result = self._executor.execute(decision.plan)
         returned = self._clock()
         self._carry_out(self._scheduler.complete(decision.plan, result, returned), returned, None)
@@ -297,15 +301,13 @@ class EngineLoop:
 
     def _count_step(self, plan: StepPlan, result: StepResult, overhead: float) -> None:
         totals = self._totals
-        num_tokens = sum(len(row.tokens) for row in plan.rows)
         sampled = sum(len(row.tokens) for row in result.sampled)
-        self._batch_size, self._batch_tokens = len(plan.rows), num_tokens
         self._last_step_seconds = result.seconds
         decoded = sum(row.sample and len(row.tokens) == 1 for row in plan.rows)
         self._totals = dataclasses.replace(
             totals, steps=totals.steps + 1, step_seconds=totals.step_seconds + result.seconds,
             overhead_seconds=totals.overhead_seconds + overhead, generated_tokens=totals.generated_tokens + sampled,
-            prompt_tokens=totals.prompt_tokens + num_tokens - decoded,
+            prompt_tokens=totals.prompt_tokens + plan.num_tokens - decoded,
         )
 
 

@@ -6,9 +6,11 @@ import asyncio
 import types
 from typing import Any
 
+import pytest
+
 from pdd.daemon import view
 from pdd.daemon.drain import Drain
-from pdd.errors import PddError
+from pdd.errors import PddError, RefusedInState
 
 
 class Work:
@@ -74,6 +76,19 @@ async def test_resume_takes_the_deadline_away() -> None:
     assert work.failed == []
     assert not work.draining
     assert work.changes == 2
+
+
+async def test_a_node_that_stops_is_not_resumed() -> None:
+    work = Work()
+    drain = drain_of(work)
+    drain.begin(60.0, for_good=True)
+    with pytest.raises(RefusedInState, match="stopping"):
+        drain.end()
+    drain.begin(30.0)  # by an operator: the deadline moves, the end stays
+    with pytest.raises(RefusedInState, match="stopping"):
+        drain.end()
+    assert work.draining
+    drain.close()
 
 
 async def test_a_prefiller_that_comes_later_drains_too() -> None:

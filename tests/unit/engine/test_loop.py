@@ -131,6 +131,18 @@ def test_local_and_remote_requests_say_what_they_say_alone(rig: Rig) -> None:
     assert snapshot.batch_size == 0
 
 
+def test_a_step_is_seen_while_it_runs(rig: Rig) -> None:
+    """It may take seconds: a node that computes must not look idle."""
+    rig.executor.gate.clear()
+    rig.loop.submit(generate("r", 9, 2))
+    assert rig.executor.entered.wait(PATIENCE_SECONDS)
+    snapshot = rig.loop.snapshot
+    assert [row.request_id for row in snapshot.requests] == ["r"]
+    assert (snapshot.states["running"], snapshot.batch_size, snapshot.batch_tokens) == (1, 1, 9)
+    rig.executor.gate.set()
+    rig.wait_finished("r")
+
+
 def test_an_idle_thread_sleeps(rig: Rig) -> None:
     rig.loop.submit(generate("r", 9, remote=True))
     rig.wait(lambda: rig.reserved("r"))
