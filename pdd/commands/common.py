@@ -48,7 +48,8 @@ class Globals:
         return Client(self.instance_dir(), socket=self.socket, timeout=self.timeout or timeout)
 
     def instance_dir(self) -> Path:
-        """RUN_DIR/NAME: of -i, else of PDD_NODE__NAME, else the only instance there is, else that of the host name."""
+        """RUN_DIR/NAME: of -i, else of PDD_NODE__NAME, else the only instance there is (the only one that answers, where
+        others left their sockets behind), else that of the host name."""
         configured_dir = None if self.run_dir else configured(self.config, "control.dir")
         chosen = self.run_dir or (Path(configured_dir) if configured_dir else None)
         run_dirs = [chosen] if chosen else paths.run_dirs()
@@ -56,6 +57,8 @@ class Globals:
         name = self.instance or os.environ.get("PDD_NODE__NAME")
         if name is None and self.socket is None:
             host = socket.gethostname().split(".")[0]
+            if len(found) > 1:
+                found = {name: at for name, at in found.items() if paths.answers(at)} or found
             if len(found) > 1 and host not in found:
                 places = " and ".join(map(str, run_dirs))
                 raise UsageError(

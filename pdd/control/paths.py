@@ -41,6 +41,15 @@ def instances(run_dir: Path) -> list[str]:
         return []
 
 
+def answers(instance_dir: Path) -> bool:
+    """Whether a daemon takes connections there; a socket that a dead one left behind takes none."""
+    try:
+        connect(instance_dir / STATUS, 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def reachable(path: Path) -> Iterator[str]:
     """`path` in a form that fits a socket address: long paths go through a descriptor of their directory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -180,6 +181,11 @@ def test_nodes_of_systemd_are_found_beside_ones_own(tmp_path: Path, monkeypatch:
     (own / "d1" / "status.sock").touch()
     with pytest.raises(UsageError, match=r"several instances in .*own and .*system: d0, d1"):
         Globals().instance_dir()
+    with socket.socket(socket.AF_UNIX) as alive:  # the others left their sockets behind
+        (own / "d1" / "status.sock").unlink()
+        alive.bind(str(own / "d1" / "status.sock"))
+        alive.listen()
+        assert Globals().instance_dir() == own / "d1"
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
