@@ -134,7 +134,8 @@ bool Sender::has_room(const Lane& lane, uint64_t nbytes) const {
     return lane.window.admits(nbytes) && (lane.window.ops() == 0 || shared_.nic_windows[lane.nic].admits(nbytes));
 }
 
-// On the emptiest lane: one that is slow, or stands still, fills up and then gets no more than it can carry.
+// On the emptiest lane, equals in turn. Where a completion means that the peer has it, a slow lane so gets its part
+// only; on tcp it means that the socket took it, and nothing was gained (DESIGN.md, log).
 bool Sender::post_next() {
     Transfer& transfer = line_.front();
     const WriteBatch batch = transfer.work().peek(max_segments_);
