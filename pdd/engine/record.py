@@ -70,7 +70,6 @@ class Record:
     row_known: bool = False  # the ranks have seen this row id
     admissions: int = 0
     blocked_since: float | None = None  # since when too few pages were free for it
-    served_step: int = 0  # number of the step that it was last in, or of the next one when it was admitted
 
     @classmethod
     def of(cls, spec: GenerateSpec | PrefillSpec, seq: int, now: float, recorder: Recorder = record_nothing) -> Record:
@@ -134,11 +133,11 @@ class Record:
     def move(self, state: RequestState, now: float, why: str = "") -> None:
         self.life.move_at(now, state, why)
 
-    def admit(self, hold: int, next_step: int) -> None:
+    def admit(self, hold: int) -> None:
         """Starts a new life with new pages, of which the ranks know nothing."""
         self.hold, self.computed, self.pages_told, self.row_known = hold, 0, 0, False
         self.admissions += 1
-        self.blocked_since, self.served_step = None, next_step
+        self.blocked_since = None
 
     def take(self, sampled: SampledRow) -> tuple[tuple[TokenOutput, ...], FinishReason | None]:
         """Appends sampled tokens up to the one that ends the request, which is still output."""

@@ -315,7 +315,7 @@ class Scheduler:
         hold = self._new_id()
         pages = self.pool.reserve(hold, num_pages, PageState.RESERVED if remote else PageState.RUNNING)
         assert pages is not None
-        record.admit(hold, self._next_step)
+        record.admit(hold)
         if remote:
             record.move(RequestState.WAITING_FOR_REMOTE_KV, now, f"attempt {hold}")
             self._fetching[hold] = record
@@ -346,7 +346,6 @@ class Scheduler:
                 record.row_known = True
             new_pages = self.pool.pages_from(record.hold, record.pages_told)
             record.pages_told += len(new_pages)
-            record.served_step = self._next_step
             end = record.computed + count
             rows.append(Row(
                 row_id=record.hold, tokens=tuple(record.tokens[record.computed : end]), start=record.computed,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pdd.engine.packing import OVERDUE_STEPS, share_budget
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdd.engine.packing import AGED_STEPS, TURN_STEPS, share_budget
 from pdd.engine.record import Record
 from pdd.engine.request import GenerateSpec, SamplingParams
 
 
-def waiting(seq: int, tokens: int, served_step: int = 0) -> Record:
-    record = Record.of(GenerateSpec(f"r{seq}", tuple(range(tokens)), SamplingParams()), seq, 0.0)
-    record.served_step = served_step
-    return record
+def waiting(seq: int, tokens: int) -> Record:
+    return Record.of(GenerateSpec(f"r{seq}", tuple(range(tokens)), SamplingParams()), seq, 0.0)
 
 
 def shares(records: list[Record], budget: int, step: int = 1) -> dict[str, int]:
@@ -31,6 +32,38 @@ def test_prompts_that_all_fit_go_together() -> None:
     assert shares([waiting(0, 300), waiting(1, 64)], 512) == {"r1": 64, "r0": 300}
 
 
-def test_a_prompt_that_was_in_no_step_for_long_takes_half() -> None:
-    late = OVERDUE_STEPS + 1
-    assert shares([waiting(0, 1000), waiting(1, 64, served_step=late)], 512, step=late) == {"r1": 64, "r0": 256 + 64}
+def test_each_fourth_step_gives_half_to_the_oldest_or_as_much_as_it_finishes() -> None:
+    assert shares([waiting(0, 1000), waiting(1, 900)], 512, AGED_STEPS) == {"r1": 256, "r0": 256}
+    longs = [waiting(0, 1000), waiting(1, 900), waiting(2, 64)]
+    assert shares(longs, 512, AGED_STEPS) == {"r2": 64, "r0": 64}
+    assert shares(longs, 512, TURN_STEPS) == {"r2": 64, "r0": 256}
+    assert shares([waiting(0, 100), waiting(1, 64), waiting(2, 500)], 512, TURN_STEPS) == {"r1": 64, "r0": 100, "r2": 164}
+
+
+def test_a_stream_of_tiny_prompts_starves_no_long_one() -> None:
+    long = waiting(0, 4096)
+    steps = 0
+    while long.remaining:
+        steps += 1
+        tiny = waiting(steps, 8)
+        for record, count in share_budget([long, tiny], 512, steps):
+            record.computed += count
+        assert not tiny.remaining
+    assert steps <= 4096 / (256 / TURN_STEPS)
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=12), st.integers(1, 1024), st.integers(0, 64))
+def test_a_step_is_within_its_budget_and_serves_the_shortest(remaining: list[int], budget: int, step: int) -> None:
+    records = [waiting(seq, tokens) for seq, tokens in enumerate(remaining)]
+    taken = share_budget(records, budget, step)
+    assert len({record.seq for record, _ in taken}) == len(taken)
+    assert all(1 <= count <= record.remaining for record, count in taken)
+    assert sum(count for _, count in taken) <= budget
+    finished = sum(count for record, count in taken if count == record.remaining)
+    others = sum(count for record, count in taken if count < record.remaining)
+    if not finished:
+        assert others == budget
+    elif step % TURN_STEPS:
+        assert others <= finished
+    if step % AGED_STEPS:
+        assert min(records, key=lambda record: (record.remaining, record.seq)) is taken[0][0]
