@@ -1,10 +1,10 @@
 """How the tokens of a step are shared among the requests that still have a prompt to compute. Pure.
 
-Shortest remaining first, so that a short prompt passes between two chunks of a long one. A step that finishes prompts
-carries at most as many tokens of others as it finishes: filled up with a long prompt's chunk, it would keep the short one
-waiting for that chunk too. A stream of short prompts would so starve a long one; therefore the oldest comes
-before the other unfinished ones in each AGED_STEPS-th step, with at most half of it, and has that half before anyone else
-in each TURN_STEPS-th.
+Shortest remaining first, so that a short prompt passes between two chunks of a long one. Whoever a step finishes waits for
+all of it; therefore a longer prompt joins one that is finished with no more tokens than the step has so far, or with an
+eighth of the budget, whether it would be finished too or not: a step is at most doubled by the next prompt.
+A stream of short prompts would so starve a long one; therefore the oldest comes before the other unfinished ones in each
+AGED_STEPS-th step, with at most half of it, and has that half before anyone else in each TURN_STEPS-th.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from pdd.engine.record import Record
 
+SMALL_PART = 8  # of the budget: a GPU's step of a hundred tokens costs as much as one of ten
 # Counted in steps, not seconds: a step takes milliseconds on a GPU and a second on a small CPU.
 AGED_STEPS = 4
 TURN_STEPS = 16  # a multiple of AGED_STEPS; of the short prompts, one in 16 meets such a step, so their p90 does not feel it
@@ -36,14 +37,15 @@ def share_budget(records: Sequence[Record], budget: int, step: int) -> list[tupl
 
     if step % TURN_STEPS == 0:
         give(oldest, half)
-    finished = 0
+    finished, small = 0, budget // SMALL_PART
     for record in order:
-        if record.remaining - shares[record.seq] > left:
+        rest = record.remaining - shares[record.seq]
+        if rest > left or (finished and rest > max(finished, small)):
             break
         give(record, left)
         finished += record.remaining
     begun = sum(shares[record.seq] for record in order if shares[record.seq] < record.remaining)
-    limit = max(finished - begun, 0) if finished else left  # for prompts that this step does not finish
+    limit = max(finished - begun, small - begun, 0) if finished else left  # for prompts that this step does not finish
     if step % AGED_STEPS == 0 and not begun:
         limit -= give(oldest, min(half, limit))
     for record in order:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdd.engine.packing import AGED_STEPS, TURN_STEPS, share_budget
+from pdd.engine.packing import AGED_STEPS, SMALL_PART, TURN_STEPS, share_budget
 from pdd.engine.record import Record
 from pdd.engine.request import GenerateSpec, SamplingParams
 
@@ -24,12 +24,22 @@ def test_a_step_that_finishes_a_prompt_carries_no_more_of_others_than_it_finishe
     assert shares([waiting(0, 1000), waiting(1, 400)], 512) == {"r1": 400, "r0": 112}
 
 
+def test_a_longer_prompt_that_would_be_finished_too_at_most_doubles_the_step() -> None:
+    assert shares([waiting(0, 300), waiting(1, 100)], 512) == {"r1": 100, "r0": 100}
+    assert shares([waiting(0, 200), waiting(1, 100), waiting(2, 100)], 512) == {"r1": 100, "r2": 100, "r0": 200}
+
+
+def test_a_tiny_prompt_leaves_an_eighth_of_the_step_to_others() -> None:
+    assert shares([waiting(0, 1000), waiting(1, 3)], 512) == {"r1": 3, "r0": 64}
+    assert shares([waiting(0, 60), waiting(1, 3), waiting(2, 1000)], 512) == {"r1": 3, "r0": 60, "r2": 64}
+
+
 def test_a_step_that_finishes_nothing_is_filled() -> None:
     assert shares([waiting(0, 1000), waiting(1, 900)], 512) == {"r1": 512}
 
 
 def test_prompts_that_all_fit_go_together() -> None:
-    assert shares([waiting(0, 300), waiting(1, 64)], 512) == {"r1": 64, "r0": 300}
+    assert shares([waiting(0, 60), waiting(1, 64), waiting(2, 120)], 512) == {"r0": 60, "r1": 64, "r2": 120}
 
 
 def test_each_fourth_step_gives_half_to_the_oldest_or_as_much_as_it_finishes() -> None:
@@ -64,6 +74,6 @@ def test_a_step_is_within_its_budget_and_serves_the_shortest(remaining: list[int
     if not finished:
         assert others == budget
     elif step % TURN_STEPS:
-        assert others <= finished
+        assert others <= max(finished, budget // SMALL_PART)
     if step % AGED_STEPS:
         assert min(records, key=lambda record: (record.remaining, record.seq)) is taken[0][0]
