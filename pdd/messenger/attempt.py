@@ -72,7 +72,7 @@ class Attempt:
     @property
     def is_refused(self) -> bool:
         """The prefiller will never take it."""
-        return self.ended is not None and self.ended.reason == "refused"
+        return self.ended is not None and self.ended.reason is wire.EndReason.REFUSED
 
     @property
     def id(self) -> int:

@@ -236,7 +236,7 @@ class Decoder:
         if attempt is None or attempt.state.value not in (AttemptState.REQUESTED, AttemptState.CANCELLING):
             return  # an answer to a cancel that crossed the end
         attempt.ended = ended
-        if ended.reason == "draining":
+        if ended.reason is wire.EndReason.DRAINING:
             link.peer_draining = True
         if attempt.failure is None:
             attempt.failure = PrefillRefused(f"{link.name}: {wire.one_line(ended.message)}")
@@ -252,7 +252,7 @@ class Decoder:
         if arrived == attempt.expected_units:
             self._whole(attempt)
         elif arrived == ended.ok_units:
-            self._settle(attempt, KvOutcome.RELEASED, ended.reason)
+            self._settle(attempt, KvOutcome.RELEASED, ended.reason.value)
         elif arrived > ended.ok_units:
             self._fence(attempt, f"{arrived} units arrived though only {ended.ok_units} were written")
         elif attempt.state.value is not AttemptState.DRAINING:

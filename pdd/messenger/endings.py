@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdd.errors import PeerProtocol
 from pdd.messenger import wire
 from pdd.messenger.job import Ending
+from pdd.messenger.wire import EndReason
 
 TOMBSTONE_SECONDS = 600.0
 MOST_TOMBSTONES = 4096
@@ -50,7 +51,7 @@ class Answered:
         """None: no such attempt has ended on this link."""
         ended = self._ended.get(attempt)
         if ended is None and attempt <= self._forgotten:
-            return Ending("failed", "how it ended is no longer known").message_for(attempt, unknown=1)
+            return Ending(EndReason.FAILED, "how it ended is no longer known").message_for(attempt, unknown=1)
         return ended
 
     def add(self, ended: wire.PrefillEnded) -> None:

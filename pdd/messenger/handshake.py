@@ -1,14 +1,15 @@
 """How two nodes come to trust each other on a new connection.
 
-    both       Greeting    protocol version, nonce, whether a token is configured
+    both       Greeting    newest and oldest protocol version, nonce, whether a token is configured
     initiator  Proof       only with a token; the acceptor answers nothing to a stranger
     acceptor   Proof
     initiator  Hello       with the descriptor of its endpoint for this link
     acceptor   Hello       descriptor empty when the two do not fit
 
-The version is compared before anything else is decoded, the token before anything about memory is said, the geometry
-before any endpoint learns of the other. Every refusal names what differs, on both sides. The caller bounds the time
-of it all.
+The versions are compared before anything else is decoded (`versions.py`), the token before anything about memory is
+said, the geometry before any endpoint learns of the other. Every refusal names what differs, on both sides. The caller
+bounds the time of it all. The Proof covers neither versions nor anything later: the token keeps strangers out, not
+those who can rewrite the connection.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from typing import TypeVar
 
 import msgspec
 
-from pdd.errors import PeerIncompatible, PeerLost, PeerProtocol, PeerUnauthenticated
+from pdd.errors import PeerIncompatible, PeerProtocol, PeerUnauthenticated
 from pdd.messenger import wire
 from pdd.messenger.frames import FrameStream
+from pdd.messenger.goodbye import said
+from pdd.messenger.versions import OURS, Range, agree
 
 _NONCE_BYTES = 32
 _LABELS = {True: b"pdd peer initiator\0", False: b"pdd peer acceptor\0"}
@@ -43,6 +46,7 @@ class LocalNode:
     regions: tuple[int, ...]  # fabric regions of the KV memory, one per rank
     token: bytes | None = dataclasses.field(default=None, repr=False)
     max_tokens: int = 0  # most tokens of one prompt that this node prefills for a peer; 0: it prefills for nobody
+    versions: Range = OURS  # of the peer protocol
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,26 +76,29 @@ class _AnyGreeting(msgspec.Struct):
 
     type: str
     protocol: int = 0  # a goodbye has none
+    oldest: int = 0
 
 
-async def authenticate(stream: FrameStream, token: bytes | None, *, initiator: bool) -> None:
-    """Greeting and Proof.
+async def authenticate(stream: FrameStream, node: LocalNode, *, initiator: bool) -> int:
+    """Greeting and Proof; returns the protocol version that both ends speak from here on.
 
     Raises:
-        PeerIncompatible: the other end speaks another protocol version.
+        PeerIncompatible: there is no version that both ends speak.
         PeerUnauthenticated: exactly one end has a token, or the tokens differ.
         PeerProtocol, PeerLost: the other end is no peer, or went away.
     """
-    nonce = os.urandom(_NONCE_BYTES)
-    stream.send(wire.Greeting(protocol=wire.PROTOCOL_VERSION, nonce=nonce, authenticated=token is not None))
-    theirs = await _receive_greeting(stream)
+    nonce, token, ours = os.urandom(_NONCE_BYTES), node.token, node.versions
+    stream.send(
+        wire.Greeting(protocol=ours.newest, nonce=nonce, authenticated=token is not None, oldest=ours.oldest)
+    )
+    theirs, version = await _receive_greeting(stream, ours)
     if theirs.authenticated != (token is not None):
         holder, other = ("this node", "the peer") if token is not None else ("the peer", "this node")
         raise PeerUnauthenticated(
             f"{holder} requires a shared token and {other} has none", hint="set peers.token_credential on both nodes"
         )
     if token is None:
-        return
+        return version
     own = wire.Proof(mac=_mac(token, initiator, nonce, theirs.nonce))
     if initiator:
         stream.send(own)
@@ -100,6 +107,7 @@ async def authenticate(stream: FrameStream, token: bytes | None, *, initiator: b
         raise PeerUnauthenticated("the peer does not hold the same token", hint="compare peers.token_credential")
     if not initiator:
         stream.send(own)
+    return version
 
 
 async def exchange_hello(
@@ -148,26 +156,21 @@ def _judge(node: LocalNode, theirs: wire.Hello, compare: Compare, *, initiator: 
         raise Refusal(f"{theirs.name} cannot work with this node: {'; '.join(map(str, diff))}", diff)
 
 
-async def _receive_greeting(stream: FrameStream) -> wire.Greeting:
+async def _receive_greeting(stream: FrameStream, versions: Range) -> tuple[wire.Greeting, int]:
     payload = await stream.receive_payload()
     try:
         outline = msgspec.msgpack.decode(payload, type=_AnyGreeting)
         if outline.type == "goodbye":
-            goodbye = msgspec.msgpack.decode(payload, type=wire.Goodbye)
-            raise PeerLost(f"the peer said goodbye: {wire.one_line(goodbye.reason)}")
+            raise said(msgspec.msgpack.decode(payload, type=wire.Goodbye))
         if outline.type != "greeting":
             raise PeerProtocol(f"a {outline.type!r} came where a greeting must")
-        if outline.protocol != wire.PROTOCOL_VERSION:
-            raise PeerIncompatible(
-                f"the peer speaks peer protocol {outline.protocol} and this node speaks {wire.PROTOCOL_VERSION}",
-                hint="run the same pdd version on both nodes",
-            )
+        version = agree(versions, Range(outline.oldest or outline.protocol, outline.protocol))
         greeting = msgspec.msgpack.decode(payload, type=wire.Greeting)
     except msgspec.MsgspecError as error:
         raise PeerProtocol(f"the first {len(payload)} bytes are no greeting: {error}") from error
     if len(greeting.nonce) != _NONCE_BYTES:
         raise PeerProtocol(f"the greeting has a nonce of {len(greeting.nonce)} bytes, not {_NONCE_BYTES}")
-    return greeting
+    return greeting, version
 
 
 M = TypeVar("M", wire.Proof, wire.Hello)
@@ -178,7 +181,7 @@ async def _expect(stream: FrameStream, kind: type[M]) -> M:
     if isinstance(message, kind):
         return message
     if isinstance(message, wire.Goodbye):
-        raise PeerLost(f"the peer said goodbye: {wire.one_line(message.reason)}")
+        raise said(message)
     raise PeerProtocol(f"a {type(message).__name__} came where a {kind.__name__} must")
 
 

@@ -34,11 +34,17 @@ TABLE = {
 class Ending:
     """Why a job is not whole, in the decoder's words."""
 
-    reason: str  # "cancelled", "refused": will never be taken here, "draining", "failed"; "peer_lost" goes nowhere
+    reason: wire.EndReason | None  # None: the peer is lost, and nobody is told
     message: str
     retryable: bool = True
 
+    @property
+    def label(self) -> str:
+        """For counters and records."""
+        return self.reason.value if self.reason is not None else "peer_lost"
+
     def message_for(self, attempt: int, ok: int = 0, failed: int = 0, unknown: int = 0) -> wire.PrefillEnded:
+        assert self.reason is not None
         return wire.PrefillEnded(
             attempt=attempt, reason=self.reason, message=self.message[:4000], ok_units=ok, failed_units=failed,
             unknown_units=unknown, retryable=self.retryable,

@@ -29,6 +29,7 @@ from pdd.messenger.awake import AwakeTime
 from pdd.messenger.endpoint import LinkEndpoint
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.frames import FrameStream
+from pdd.messenger.goodbye import InOrder, goodbye, said
 from pdd.messenger.handshake import Compare, LocalNode
 from pdd.messenger.ports import FabricPort
 from pdd.messenger.settings import LinkSettings
@@ -112,6 +113,7 @@ class PeerLink:
         self.label = label  # the address dialled, or the one that called: for logs
         self.error: PddError | None = None  # why the link ended
         self.hello: wire.Hello | None = None
+        self.version = 0  # of the protocol, that both ends speak; once the greetings were exchanged
         self.load = wire.Load()
         self.peer_draining = False
         self.rtt_seconds: float | None = None
@@ -184,7 +186,7 @@ class PeerLink:
                 tasks = [asyncio.create_task(self._guard(work)) for work in (self._receive, self._beat)]
                 await self._ended.wait()
         except asyncio.CancelledError:
-            self.fence(PeerLost(wire.ORDERLY))
+            self.fence(InOrder())
             raise
         except Exception as error:
             self._give_up(error)
@@ -201,7 +203,7 @@ class PeerLink:
         self.ended_at = self._context.clock()
         self._state.move(LinkState.CLOSING, str(error))
         try:
-            self._stream.send(wire.Goodbye(reason=str(error)[:4000]))
+            self._stream.send(goodbye(error))
             self._stream.close()
         except Exception:  # it cannot be told, for whatever reason; the reset tells it
             self._stream.abort()
@@ -276,7 +278,7 @@ class PeerLink:
         context = self._context
         try:
             async with asyncio.timeout(context.settings.connect_timeout):
-                await handshake.authenticate(self._stream, context.node.token, initiator=self._initiator)
+                self.version = await handshake.authenticate(self._stream, context.node, initiator=self._initiator)
                 hello = await handshake.exchange_hello(
                     self._stream, context.node, dialled=self.label if self._initiator else "",
                     describe=self._open_endpoint, compare=context.compare,
@@ -357,7 +359,7 @@ class PeerLink:
             case wire.Heartbeat():
                 self._take_heartbeat(message)
             case wire.Goodbye():
-                raise PeerLost(f"{self.name} said goodbye: {wire.one_line(message.reason)}")
+                raise said(message, self.name)
             case wire.Greeting() | wire.Proof() | wire.Hello():
                 raise PeerProtocol(f"a {type(message).__name__} came after the handshake")
             case _:

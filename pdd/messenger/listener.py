@@ -12,8 +12,8 @@ import logging
 import socket
 
 from pdd.errors import PddError, PeerLost
-from pdd.messenger import wire
 from pdd.messenger.frames import FrameStream
+from pdd.messenger.goodbye import InOrder
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
 from pdd.messenger.peers import set_socket_options, wait_fenced, with_link
 from pdd.messenger.quiet import QuietLog, level_of_end
@@ -115,7 +115,7 @@ class PeerListener:
 
     async def _end_unheard(self, link: PeerLink) -> None:
         del self._links[link]
-        link.drop(PeerLost(wire.ORDERLY))
+        link.drop(InOrder())
         await link.wait_hung_up()
 
     def _tell_end(self, link: PeerLink, error: PddError) -> None:

@@ -33,6 +33,7 @@ from pdd.messenger.requests import Checked, check_request
 from pdd.messenger.settings import PrefillLimits
 from pdd.messenger.sink import Post, Pusher, PushSink
 from pdd.messenger.status import JobDone, JobStatus, PeerStatus, PrefillerCounters, added
+from pdd.messenger.wire import EndReason
 from pdd.states import State
 
 _log = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ class Prefiller:
 
     def link_down(self, link: PeerLink) -> None:
         for job in list(self._views.pop(link).jobs.values()):
-            self._stop(job, Ending("peer_lost", f"the link ended: {link.error}"))
+            self._stop(job, Ending(None, f"the link ended: {link.error}"))
 
     def link_closed(self, link: PeerLink) -> None:
         """Its transfers have ended one by one before; nothing is left to do."""
@@ -153,7 +154,7 @@ class Prefiller:
     def _take(self, link: PeerLink, request: wire.PrefillRequest) -> None:
         view = self._views[link]
         if request.attempt in view.tombstones:
-            ending = Ending("cancelled", "cancelled before it came")
+            ending = Ending(EndReason.CANCELLED, "cancelled before it came")
             self._answer(link, ending.message_for(request.attempt))
             return
         if request.attempt in view.jobs or request.attempt in view.answered:
@@ -170,12 +171,12 @@ class Prefiller:
 
     def _check(self, link: PeerLink, view: _LinkView, request: wire.PrefillRequest) -> Checked | Ending:
         if self._draining:
-            return Ending("draining", "this prefiller is draining")
+            return Ending(EndReason.DRAINING, "this prefiller is draining")
         if len(view.jobs) >= self._limits.max_jobs_per_link:
-            return Ending("failed", f"{len(view.jobs)} requests of this decoder are in hand already")
+            return Ending(EndReason.FAILED, f"{len(view.jobs)} requests of this decoder are in hand already")
         # A decoder may use a key again before this side has seen the last completion of a write, not before that write.
         if any(job.key == request.key and job.sink.armed_tokens < job.num_tokens for job in view.jobs.values()):
-            return Ending("failed", f"key {request.key:#08x} is still in use here")
+            return Ending(EndReason.FAILED, f"key {request.key:#08x} is still in use here")
         return check_request(request, link.peer, self._context.node)
 
     def _start(self, link: PeerLink, view: _LinkView, request: wire.PrefillRequest, checked: Checked) -> None:
@@ -208,13 +209,13 @@ class Prefiller:
         view = self._views[link]
         job = view.jobs.get(attempt)
         if job is not None:
-            self._stop(job, Ending("cancelled", "cancelled by the decoder"))
+            self._stop(job, Ending(EndReason.CANCELLED, "cancelled by the decoder"))
             return
         ended = view.answered.get(attempt)
         if ended is None:
             view.tombstones.add(attempt, self._context.clock())  # raises when there are too many: the link ends
             self._count(tombstones=1)
-            ended = Ending("cancelled", "cancelled before it came").message_for(attempt)
+            ended = Ending(EndReason.CANCELLED, "cancelled before it came").message_for(attempt)
         self._answer(link, ended)
 
     def _answer(self, link: PeerLink, ended: wire.PrefillEnded) -> None:
@@ -232,7 +233,8 @@ class Prefiller:
         if event.reason in (FinishReason.ERROR, FinishReason.ABORT):
             text = str(event.error) if event.error is not None else "aborted on the prefiller"
             # A request that cannot be right for this node will not be on the next try; a full queue may.
-            self._stop(job, Ending("refused" if isinstance(event.error, RequestError) else "failed", text))
+            reason = EndReason.REFUSED if isinstance(event.error, RequestError) else EndReason.FAILED
+            self._stop(job, Ending(reason, text))
         self._end_if_over(job)
 
     def sink_opened(self, request_id: str, transfer: int) -> None:
@@ -252,7 +254,7 @@ class Prefiller:
     def sink_failed(self, request_id: str, message: str) -> None:
         job = self._jobs.get(request_id)
         if job is not None:
-            self._stop(job, Ending("failed", message))
+            self._stop(job, Ending(EndReason.FAILED, message))
 
     def sink_closed(self, request_id: str, completed: bool) -> None:
         job = self._jobs.get(request_id)
@@ -276,7 +278,7 @@ class Prefiller:
         job.end = end
         self._count(units_ok=end.ok, units_failed=end.failed, units_unknown=end.unknown)
         if end.failed or end.unknown:
-            self._stop(job, Ending("failed", f"{end.failed + end.unknown} units were not written: {end.error}"))
+            self._stop(job, Ending(EndReason.FAILED, f"{end.failed + end.unknown} units were not written: {end.error}"))
         self._end_if_over(job)
 
     # -- ends ---------------------------------------------------------------------------------------------------------
@@ -305,22 +307,22 @@ class Prefiller:
         end = job.end or TransferEnd(0, 0, 0)
         whole = job.state.value is JobState.SENDING and end.ok == job.num_units
         if not whole and job.ending is None:
-            job.ending = Ending("failed", f"{end.ok} of {job.num_units} units were written")
+            job.ending = Ending(EndReason.FAILED, f"{end.ok} of {job.num_units} units were written")
         job.state.move(JobState.DONE, "whole" if whole else job.state.why)
         del self._jobs[job.request_id]
         if not self._jobs:
             self._idle.set()
         if job.sink.holds_pages:  # also when no transfer could be opened
             self._inbox.prefill_settled(job.request_id)
-        ending = job.ending or Ending("cancelled", "it was written in full")
-        ended = ending.message_for(job.attempt, end.ok, end.failed, end.unknown)
+        ending = job.ending or Ending(EndReason.CANCELLED, "it was written in full")
         view = self._views.get(job.link)
         if view is not None:  # else nobody is left to tell
             del view.jobs[job.attempt]
+            ended = ending.message_for(job.attempt, end.ok, end.failed, end.unknown)
             view.answered.add(ended)
             if not whole:
                 self._answer(job.link, ended)
-        reason = "" if whole else ending.reason
+        reason = "" if whole else ending.label
         self._count(**{reason or "whole": 1})
         self._report(
             JobDone(

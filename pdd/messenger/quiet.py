@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 
-from pdd.messenger import wire
+from pdd.messenger.goodbye import InOrder
 from pdd.states import Clock
 from pdd.units import counted
 
@@ -48,4 +48,4 @@ class QuietLog:
 
 def level_of_end(error: Exception) -> int:
     """How loud the end of a link is: a peer that goes in good order is no trouble."""
-    return logging.INFO if str(error).endswith(wire.ORDERLY) else logging.WARNING
+    return logging.INFO if isinstance(error, InOrder) else logging.WARNING

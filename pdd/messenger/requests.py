@@ -35,7 +35,7 @@ def check_request(request: wire.PrefillRequest, peer: wire.Hello, node: LocalNod
         return _refuse("it has no tokens")
     if len(tokens) > node.max_tokens:
         # Another prefiller may have more room: this is the one refusal that says nothing about the request itself.
-        return Ending("refused", f"{len(tokens)} tokens are more than this prefiller takes ({node.max_tokens})")
+        return Ending(wire.EndReason.REFUSED, f"{len(tokens)} tokens are more than this prefiller takes ({node.max_tokens})")
     if max(tokens) >= ours.vocab_size:
         return _refuse(f"token {max(tokens)} is beyond the vocabulary of {ours.vocab_size}")
     if request.skip_tokens >= len(tokens) or request.skip_tokens % unit:
@@ -52,4 +52,4 @@ def check_request(request: wire.PrefillRequest, peer: wire.Hello, node: LocalNod
 
 def _refuse(message: str) -> Ending:
     """A request that no prefiller should take."""
-    return Ending("refused", message, retryable=False)
+    return Ending(wire.EndReason.REFUSED, message, retryable=False)

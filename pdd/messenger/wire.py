@@ -13,22 +13,22 @@ An attempt is named by its number, which only grows and is never used twice in a
 writes and may be reused for a later attempt as soon as nothing that carries it can arrive, while the other side still
 tidies up.
 
-What may be added without a new PROTOCOL_VERSION: a field with a default in Hello, Heartbeat or Load, whose absence
-and whose being ignored are both harmless; older nodes skip what they do not know there. Everywhere else an unknown
-field is an error, since a node that skipped one of a request, a cancel or an answer would do something else than it
-was asked, and one that skipped one of Geometry would call two nodes a fit that are none. New message types, new
-meanings and tighter bounds need a new version, always.
+Fields are added at the end, with a default that means what their absence meant before: unknown fields of a newer peer
+are ignored, those that an older one does not send take their defaults, and a word of an enum that is not known here
+reads UNKNOWN. A field whose being ignored would do harm needs a new version, and is sent only where the link's version
+has it (`PeerLink.version`); so do new message types, new meanings and tighter bounds. A field of Geometry needs none:
+both ends compare, so the newer of the two sees a misfit. DESIGN.md says the rest; a test holds the fields as they are.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
-PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 16 << 20
 MAX_HANDSHAKE_BYTES = 256 << 10  # no stranger makes us hold more
 
@@ -42,21 +42,23 @@ Size = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
-    """First frame of each side. Field `protocol` is compared before anything else is decoded."""
+    """First frame of each side. `protocol` and `oldest` are compared before anything else is decoded, so these two and
+    the frame around them stay what they are in every version."""
 
-    protocol: int
+    protocol: int  # the newest version that the sender speaks
     nonce: bytes  # 32 random bytes
     authenticated: bool  # whether a shared token is configured; both must agree
+    oldest: Count = 0  # version that the sender still speaks; 0: none but `protocol`
 
 
-class Proof(msgspec.Struct, frozen=True, tag="proof", forbid_unknown_fields=True):
+class Proof(msgspec.Struct, frozen=True, tag="proof"):
     """HMAC-SHA256(token, label | own nonce | peer nonce); label tells the two directions apart."""
 
     mac: bytes
 
 
-class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything that must fit between two nodes, compared field by field at the handshake."""
+class Geometry(msgspec.Struct, frozen=True):
+    """Everything that must fit between two nodes, compared field by field at the handshake, on both."""
 
     model: ShortText  # fingerprint of config and weights
     dtype: ShortText
@@ -70,7 +72,7 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Who a node is. Unknown fields are ignored."""
+    """Who a node is."""
 
     name: ShortText
     role: ShortText
@@ -83,7 +85,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     max_tokens: Count = 0  # most tokens of one prompt that it will ever prefill for a peer; 0: it does not say
 
 
-class PrefillRequest(msgspec.Struct, frozen=True, tag="prefill", forbid_unknown_fields=True):
+class PrefillRequest(msgspec.Struct, frozen=True, tag="prefill"):
     """Compute the KV of `tokens` and write it to `pages`; every write carries `key`."""
 
     attempt: Count
@@ -95,14 +97,28 @@ class PrefillRequest(msgspec.Struct, frozen=True, tag="prefill", forbid_unknown_
     request_id: ShortText  # the decoder's, for logs and `explain`
 
 
-class PrefillEnded(msgspec.Struct, frozen=True, tag="ended", forbid_unknown_fields=True):
+class EndReason(enum.Enum):
+    """Why an attempt did not complete."""
+
+    CANCELLED = "cancelled"
+    DRAINING = "draining"
+    FAILED = "failed"
+    REFUSED = "refused"  # will never be taken here; when retryable, perhaps elsewhere
+    UNKNOWN = "unknown"  # a newer peer's word; never sent
+
+    @classmethod
+    def _missing_(cls, value: object) -> EndReason:
+        return cls.UNKNOWN
+
+
+class PrefillEnded(msgspec.Struct, frozen=True, tag="ended"):
     """The attempt did not complete. Sent once, when every posted write is terminal. Answers each Cancel too.
 
     The decoder frees the pages when unknown == 0 and its own count equals ok_units; else it fences the link.
     """
 
     attempt: Count
-    reason: ShortText  # "cancelled", "draining", "failed"; "refused": never here, and when retryable, perhaps elsewhere
+    reason: EndReason
     message: LongText
     ok_units: Count = 0
     failed_units: Count = 0
@@ -110,14 +126,14 @@ class PrefillEnded(msgspec.Struct, frozen=True, tag="ended", forbid_unknown_fiel
     retryable: bool = True
 
 
-class Cancel(msgspec.Struct, frozen=True, tag="cancel", forbid_unknown_fields=True):
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     """Stop working for `attempt`. May overtake its request: the prefiller keeps a tombstone. Idempotent."""
 
     attempt: Count
 
 
 class Load(msgspec.Struct, frozen=True):
-    """How busy a prefiller is. Unknown fields are ignored."""
+    """How busy a prefiller is."""
 
     queued_tokens: Count = 0
     running: Count = 0
@@ -126,7 +142,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """A sign of life. Unknown fields are ignored."""
+    """A sign of life."""
 
     seq: Count
     load: Load
@@ -136,13 +152,27 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
     echo_age_us: Count = 0  # how long ago that was; the round trip is what remains
 
 
-ORDERLY = "the node closes its links"  # the reason of a goodbye when nothing is wrong
+class Cause(enum.Enum):
+    """Why a link ends, for programs."""
+
+    ORDERLY = "orderly"  # the node closes its links: nothing is wrong
+    INCOMPATIBLE = "incompatible"
+    UNAUTHENTICATED = "unauthenticated"
+    PROTOCOL = "protocol"  # the receiver sent what it must not
+    LOST = "lost"  # silence, or a failure of the sender
+    FABRIC = "fabric"
+    UNKNOWN = "unknown"  # a newer peer's word, or none
+
+    @classmethod
+    def _missing_(cls, value: object) -> Cause:
+        return cls.UNKNOWN
 
 
-class Goodbye(msgspec.Struct, frozen=True, tag="goodbye", forbid_unknown_fields=True):
-    """The sender closes the link on purpose and says why (ORDERLY, incompatible, protocol error)."""
+class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
+    """The sender closes the link on purpose and says why."""
 
     reason: LongText
+    cause: Cause = Cause.UNKNOWN
 
 
 Message = Greeting | Proof | Hello | PrefillRequest | PrefillEnded | Cancel | Heartbeat | Goodbye

@@ -26,6 +26,7 @@ from pdd.messenger.planner import compare
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.settings import DecoderSettings, LinkSettings
 from pdd.messenger.status import AttemptDone, JobDone
+from pdd.messenger.versions import OURS
 from pdd.states import Change
 from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine, Request
 from tests.messenger.fake_fabric import KINDS, FakeCounter, FakeFabric, FakeNetwork
@@ -106,8 +107,9 @@ class Rig:
     def _context(self, name: str, role: str, fabric: FakeFabric, settings: LinkSettings, token: bytes | None,
                  max_tokens: int = 0, **changes: Any) -> tuple[LinkContext, list[Change]]:
         epoch = next(_epochs)
+        versions = changes.pop("versions", OURS)
         node = LocalNode(name, role, epoch, "0.1.0", "fake", geometry(**changes), regions=(1,), token=token,
-                         max_tokens=max_tokens)
+                         max_tokens=max_tokens, versions=versions)
         events = FabricEvents(fabric, KINDS)
         events.attach(asyncio.get_running_loop())
         recorded: list[Change] = []

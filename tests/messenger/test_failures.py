@@ -209,7 +209,7 @@ async def test_unknown_units_fence_even_when_the_counts_agree() -> None:
         p, d = await rig.pair()
         (request,) = await stuck(p, d)
         p.prefiller.listener.links[0].send(
-            wire.PrefillEnded(attempt=request.attempts[0], reason="failed", message="x", unknown_units=1)
+            wire.PrefillEnded(attempt=request.attempts[0], reason=wire.EndReason.FAILED, message="x", unknown_units=1)
         )
         await until(lambda: outcomes(d, request.attempts[0]) != [])
         p.engine.paused.set()

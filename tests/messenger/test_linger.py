@@ -13,6 +13,7 @@ import pytest
 from pdd.errors import PeerLost
 from pdd.messenger import linger, wire
 from pdd.messenger.frames import FrameStream
+from pdd.messenger.goodbye import InOrder
 from pdd.messenger.link import LinkState
 from tests.messenger.rig import finish, hang_up, prompt, running, until, up
 
@@ -149,7 +150,7 @@ async def test_refused_stranger_that_talks_on_learns_why() -> None:
         await asyncio.sleep(0.05)
         goodbye = await stream.receive()
         assert isinstance(goodbye, wire.Goodbye)
-        assert "protocol 99" in goodbye.reason
+        assert "version 99" in goodbye.reason
 
 
 async def test_strangers_that_do_not_hang_up_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +182,6 @@ async def test_listener_that_closes_in_the_turn_of_a_call_leaves_nothing_open() 
         server = await asyncio.start_server(accept_and_close, "127.0.0.1", 0)
         async with server:
             reader, _ = await rig.connect(server.sockets[0].getsockname()[1])
-            assert await told(reader) == wire.ORDERLY
+            assert await told(reader) == str(InOrder())
             await closing[0]
         assert listener._links == {}

@@ -17,12 +17,13 @@ import pytest
 from pdd.errors import PeerLost
 from pdd.messenger import endings, wire
 from pdd.messenger.frames import FrameStream
+from pdd.messenger.versions import PROTOCOL_VERSION, Range
 from tests.messenger.rig import FAST, Rig, finish, geometry, prompt, running, until, up
 
 TOKEN = b"correct horse battery staple"
 
 
-def greeting(protocol: int = wire.PROTOCOL_VERSION, **fields: Any) -> bytes:
+def greeting(protocol: int = PROTOCOL_VERSION, **fields: Any) -> bytes:
     return msgspec.msgpack.encode(
         {"type": "greeting", "protocol": protocol, "nonce": os.urandom(32), "authenticated": False, **fields}
     )
@@ -140,7 +141,7 @@ async def test_proof_of_the_acceptor_is_checked_too() -> None:
     async def impostor(stream: FrameStream) -> None:
         theirs = await stream.receive()
         assert isinstance(theirs, wire.Greeting)
-        stream.send(wire.Greeting(protocol=wire.PROTOCOL_VERSION, nonce=theirs.nonce, authenticated=True))
+        stream.send(wire.Greeting(protocol=PROTOCOL_VERSION, nonce=theirs.nonce, authenticated=True))
         stream.send(await stream.receive())
         seen.append(await stream.receive())
 
@@ -153,18 +154,77 @@ async def test_proof_of_the_acceptor_is_checked_too() -> None:
 
 
 # -- versions ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("protocol", [0, 2, 9999])
-async def test_other_protocol_gets_one_clear_error(protocol: int) -> None:
+@pytest.mark.parametrize(("versions", "behind"), [((2, 0), "this node"), ((9999, 9998), "this node"), ((0, 0), "the peer")])
+async def test_ranges_that_do_not_meet_get_one_clear_error(versions: tuple[int, int], behind: str) -> None:
+    protocol, oldest = versions
     async with running() as rig:
         p = await rig.prefiller()
         reader, writer = await rig.connect(p.port)
         stream = FrameStream(reader, writer)
-        writer.write(frame(greeting(protocol, a_field_of_the_future=[1, 2, {"x": 3}])))
+        writer.write(frame(greeting(protocol, oldest=oldest, a_field_of_the_future=[1, {"x": 3}])))
         assert isinstance(await stream.receive(), wire.Greeting)
         goodbye = await stream.receive()
         assert isinstance(goodbye, wire.Goodbye)
-        assert str(protocol) in goodbye.reason
-        assert str(wire.PROTOCOL_VERSION) in goodbye.reason
+        assert str(Range(oldest or protocol, protocol)) in goodbye.reason
+        assert f"this node version {PROTOCOL_VERSION}: upgrade pdd on {behind}" in goodbye.reason
+        assert goodbye.cause is wire.Cause.INCOMPATIBLE
+
+
+@pytest.mark.parametrize("prefiller", [Range(1, 1), Range(1, 3), Range(2, 3), Range(3, 9)], ids=str)
+async def test_nodes_of_two_releases_speak_the_newest_that_both_know(prefiller: Range) -> None:
+    """Both ends come to the same, whichever of them is the newer."""
+    async with running() as rig:
+        for ours, theirs in ((Range(1, 3), prefiller), (prefiller, Range(1, 3))):
+            p = await rig.prefiller(f"p{ours}{theirs}", versions=theirs)
+            d = await rig.decoder([p.port], f"d{ours}{theirs}", versions=ours)
+            await until(up(d))
+            (theirs_link,), (ours_link,) = p.prefiller.listener.links, d.decoder.peers.usable_links()
+            assert ours_link.version == theirs_link.version == min(3, prefiller.newest)
+            assert await finish(d.engine.generate("r", prompt(1, 9))) == ["whole"]
+
+
+async def test_both_nodes_say_which_of_them_is_behind(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as rig:
+        p = await rig.prefiller(versions=Range(3, 4))
+        d = await rig.decoder([p.port], versions=Range(1, 2))
+        await until(lambda: d.decoder.peers.peers[0].state == "incompatible")
+        assert d.decoder.peers.peers[0].last_error == (
+            "the peer speaks versions 3 to 4 of the peer protocol and this node versions 1 to 2: upgrade pdd on this node"
+        )
+        told = "the peer speaks versions 1 to 2 of the peer protocol and this node versions 3 to 4: upgrade pdd on the peer"
+        await until(lambda: told in caplog.text)
+
+
+async def test_a_node_from_before_ranges_is_a_node_of_one_version() -> None:
+    """Its greeting has no `oldest`, and it skips ours."""
+    async with running() as rig:
+        p = await rig.prefiller(versions=Range(1, 7))
+        stream = await _admitted(rig, p.port)
+        await until(lambda: [link.version for link in p.prefiller.listener.links] == [1])
+        stream.send(a_request())
+        await until(lambda: p.prefiller.counters.whole == 1)
+
+
+async def test_a_reason_of_a_newer_prefiller_is_a_failure_like_any_other() -> None:
+    """The counts decide what becomes of the pages, and `retryable` what becomes of the request."""
+
+    async def newer(stream: FrameStream) -> None:
+        await stream.receive()
+        stream.send(wire.Greeting(protocol=9, nonce=os.urandom(32), authenticated=False, oldest=1))
+        await stream.receive()
+        stream.send(wire.Hello("p", "prefill", 78, "fake", geometry(), struct.pack(">4sIQ", b"fake", 1, 1), "9.0"))
+        request = await _answer(stream)
+        assert isinstance(request, wire.PrefillRequest)
+        news = {"type": "ended", "attempt": request.attempt, "reason": "migrated", "message": "it has moved", "to": "p2",
+                "retryable": False}
+        stream._writer.write(frame(msgspec.msgpack.encode(news)))
+
+    async with running() as rig:
+        d = await rig.decoder([await rig.listen(newer)])
+        request = d.engine.generate("r", prompt(1, 9))
+        assert await finish(request) == ["error"]
+        assert "it has moved" in str(request.error)
+        assert len(d.engine.free) == d.context.node.geometry.num_pages
 
 
 # -- garbage ----------------------------------------------------------------------------------------------------------
@@ -179,6 +239,8 @@ GARBAGE: dict[str, bytes] = {
     "a map of nothing": frame(b"\x80"),
     "unknown type": frame(msgspec.msgpack.encode({"type": "surprise", "protocol": 1})),
     "greeting without nonce": frame(msgspec.msgpack.encode({"type": "greeting", "protocol": 1})),
+    "a range that is none": frame(greeting(1, oldest=2)),
+    "an oldest below zero": frame(greeting(1, oldest=-1)),
     "short nonce": frame(greeting(nonce=b"x")),
     "no greeting first": frame(wire.encode(wire.Cancel(attempt=1))),
     "two greetings": frame(greeting()) * 2,
@@ -287,7 +349,7 @@ async def test_peer_that_is_down_writes_few_log_lines(caplog: pytest.LogCaptureF
 async def _admitted(rig: Rig, port: int, epoch: int = 77) -> FrameStream:
     """A decoder that has passed the handshake and now may misbehave."""
     stream = FrameStream(*await rig.connect(port))
-    stream.send(wire.Greeting(protocol=wire.PROTOCOL_VERSION, nonce=os.urandom(32), authenticated=False))
+    stream.send(wire.Greeting(protocol=PROTOCOL_VERSION, nonce=os.urandom(32), authenticated=False))
     await stream.receive()
     descriptor = struct.pack(">4sIQ", b"fake", 1, 1)
     stream.send(wire.Hello("rogue", "decode", epoch, "fake", geometry(), descriptor, "0.1.0"))
@@ -334,7 +396,7 @@ async def test_request_that_cannot_be_right_is_refused(changes: dict[str, Any], 
         stream.send(a_request(**changes))
         ended = await _answer(stream)
         assert isinstance(ended, wire.PrefillEnded)
-        assert (ended.reason, ended.ok_units, ended.unknown_units) == ("refused", 0, 0)
+        assert (ended.reason.value, ended.ok_units, ended.unknown_units) == ("refused", 0, 0)
         assert word in ended.message
         assert p.prefiller.counters.jobs == 0
 
@@ -353,7 +415,7 @@ ROGUES: dict[str, tuple[Callable[[FrameStream], None], str]] = {
     "one attempt twice": (_twice, "came twice"),
     "more cancels than anyone needs": (_cancels, "were cancelled"),
     "an answer where a question must be": (
-        lambda s: s.send(wire.PrefillEnded(attempt=1, reason="failed", message="")), "came from a decoder"),
+        lambda s: s.send(wire.PrefillEnded(attempt=1, reason=wire.EndReason.FAILED, message="")), "came from a decoder"),
     "hello again": (
         lambda s: s.send(wire.Hello("rogue", "decode", 1, "fake", geometry(), b"x", "1")), "after the handshake"),
     "garbage": (lambda s: s._writer.write(frame(b"\xc1")), "no message"),
@@ -410,7 +472,7 @@ async def test_late_cancel_is_answered_with_what_was_written() -> None:
             stream.send(wire.Cancel(attempt=1))
             ended = await _answer(stream)
             assert isinstance(ended, wire.PrefillEnded)
-            assert (ended.reason, ended.ok_units, ended.unknown_units) == ("cancelled", 9, 0)
+            assert (ended.reason.value, ended.ok_units, ended.unknown_units) == ("cancelled", 9, 0)
         assert p.prefiller.counters.tombstones == 0
 
 
@@ -455,6 +517,6 @@ async def test_peer_that_does_not_read_is_dropped() -> None:
         await until(lambda: len(p.prefiller.listener.links) == 1)
         (link,) = p.prefiller.listener.links
         link._stream._max_unsent_bytes = 1 << 20
-        ended = wire.PrefillEnded(attempt=1, reason="failed", message="x" * 4000)
+        ended = wire.PrefillEnded(attempt=1, reason=wire.EndReason.FAILED, message="x" * 4000)
         await until(lambda: not all(link.send(ended) for _ in range(200)))
         assert "does not read" in str(link.error)

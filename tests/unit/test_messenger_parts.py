@@ -12,14 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdd.engine.request import KvSource
-from pdd.errors import PeerLost, PeerProtocol
+from pdd.errors import (
+    Draining,
+    FabricFailure,
+    PddError,
+    PeerIncompatible,
+    PeerLost,
+    PeerProtocol,
+    PeerUnauthenticated,
+)
 from pdd.messenger import wire
 from pdd.messenger.endings import MOST_ANSWERED, MOST_TOMBSTONES, TOMBSTONE_SECONDS, Answered, Tombstones
 from pdd.messenger.frames import FrameBuffer
+from pdd.messenger.goodbye import InOrder, goodbye, said
 from pdd.messenger.peers import Backoff
 from pdd.messenger.quiet import QuietLog, level_of_end
 from pdd.messenger.retries import Retries
 from pdd.messenger.router import route
+from pdd.messenger.versions import Range, agree
 from pdd.states import Change, State
 
 
@@ -59,7 +69,7 @@ MESSAGES: list[wire.Message] = [
     wire.Proof(mac=b"m" * 32),
     wire.Hello("n", "prefill", 2**64 - 1, "tcp", wire.Geometry("m", "float32", 1, 1, 8, 4, 1, 9, 10), b"d", "0.1.0"),
     wire.PrefillRequest(3, 2**24 - 1, 2**64 - 1, wire.pack_u32([1, 2**32 - 1]), wire.pack_u32([0]), 0, "r"),
-    wire.PrefillEnded(3, "failed", "why", 1, 2, 3, False),
+    wire.PrefillEnded(3, wire.EndReason.FAILED, "why", 1, 2, 3, False),
     wire.Cancel(3),
     wire.Heartbeat(1, wire.Load(1, 2, 3, 4), True, ((1, 2), (3, 4)), 5, 6),
     wire.Goodbye("why"),
@@ -88,7 +98,7 @@ def test_damaged_message_is_an_error_or_a_message(message: wire.Message, data: s
         return
 
 
-@pytest.mark.parametrize("change", [{"key": 1 << 24}, {"key": -1}, {"attempt": -1}, {"skip_tokens": -1}, {"extra": 1}])
+@pytest.mark.parametrize("change", [{"key": 1 << 24}, {"key": -1}, {"attempt": -1}, {"skip_tokens": -1}])
 def test_fields_are_checked(change: dict[str, int]) -> None:
     plain = msgspec.to_builtins(MESSAGES[3], builtin_types=(bytes,))
     with pytest.raises(msgspec.MsgspecError):
@@ -102,17 +112,74 @@ def _with(message: wire.Message, **fields: object) -> bytes:
     return msgspec.msgpack.encode(plain)
 
 
-def test_greetings_and_heartbeats_of_a_later_version_are_read() -> None:
-    hello, beat = MESSAGES[2], MESSAGES[6]
-    assert wire.decode(_with(hello, later=[1, {"x": 2}])) == hello
-    assert wire.decode(_with(beat, later="x", load={"later": 1})) == beat
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_unknown_fields_of_a_newer_peer_are_ignored(message: wire.Message) -> None:
+    assert wire.decode(_with(message, later=[1, {"x": 2}])) == message
+
+
+def test_unknown_fields_inside_of_fields_are_ignored_too() -> None:
+    assert wire.decode(_with(MESSAGES[2], geometry={"later": 1})) == MESSAGES[2]
+    assert wire.decode(_with(MESSAGES[6], load={"later": 1})) == MESSAGES[6]
+
+
+# What the first version sends at least. A field beyond these must have a default, and these must stay as they are.
+FIRST_VERSION: dict[type[wire.Message], dict[str, object]] = {
+    wire.Greeting: {"type": "greeting", "protocol": 1, "nonce": b"n" * 32, "authenticated": True},
+    wire.Proof: {"type": "proof", "mac": b"m"},
+    wire.Hello: {
+        "type": "hello", "name": "n", "role": "both", "epoch": 1, "provider": "tcp", "descriptor": b"d", "version": "0.1.0",
+        "geometry": {"model": "m", "dtype": "float32", "num_layers": 1, "num_kv_heads": 1, "head_dim": 8, "page_size": 4,
+                     "tp": 1, "num_pages": 9, "vocab_size": 10},
+    },
+    wire.PrefillRequest: {
+        "type": "prefill", "attempt": 1, "key": 2, "epoch": 1, "tokens": b"", "pages": b"", "skip_tokens": 0, "request_id": "r"
+    },
+    wire.PrefillEnded: {"type": "ended", "attempt": 1, "reason": "refused", "message": "why"},
+    wire.Cancel: {"type": "cancel", "attempt": 1},
+    wire.Heartbeat: {"type": "heartbeat", "seq": 1, "load": {}},
+    wire.Goodbye: {"type": "goodbye", "reason": "why"},
+}
+
+
+@pytest.mark.parametrize("kind", FIRST_VERSION, ids=lambda kind: kind.__name__)
+def test_messages_of_the_first_version_are_read_and_every_field_of_them_is_needed(kind: type[wire.Message]) -> None:
+    """Raise versions.OLDEST_VERSION when this no longer holds, and this test with it."""
+    fields = FIRST_VERSION[kind]
+    assert type(wire.decode(msgspec.msgpack.encode(fields))) is kind
+    needed = {field.encode_name for field in msgspec.structs.fields(kind) if field.required}
+    assert needed == set(fields) - {"type"}
+
+
+def test_words_of_a_newer_peer_are_unknown() -> None:
+    ended = wire.decode(_with(MESSAGES[4], reason="migrated"))
+    assert isinstance(ended, wire.PrefillEnded)
+    assert ended.reason is wire.EndReason.UNKNOWN
+    goodbye = wire.decode(_with(MESSAGES[7], cause="rebalanced"))
+    assert isinstance(goodbye, wire.Goodbye)
+    assert goodbye.cause is wire.Cause.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "version"),
+    [((1, 1), (1, 1), 1), ((1, 3), (2, 5), 3), ((2, 5), (1, 3), 3), ((1, 9), (4, 4), 4), ((3, 3), (1, 3), 3)],
+)
+def test_both_ends_agree_on_the_older_of_the_two_newest(ours: tuple[int, int], theirs: tuple[int, int], version: int) -> None:
+    assert agree(Range(*ours), Range(*theirs)) == agree(Range(*theirs), Range(*ours)) == version
+
+
+@pytest.mark.parametrize(("ours", "theirs", "behind"), [((1, 2), (3, 4), "this node"), ((3, 4), (1, 2), "the peer")])
+def test_ranges_that_do_not_meet_say_both_and_who_is_behind(
+    ours: tuple[int, int], theirs: tuple[int, int], behind: str
+) -> None:
+    with pytest.raises(PeerIncompatible, match=f"versions {theirs[0]} to {theirs[1]} .* versions {ours[0]} to {ours[1]}: .* on {behind}"):
+        agree(Range(*ours), Range(*theirs))
 
 
 @pytest.mark.parametrize(
     ("index", "change"),
-    [(2, {"geometry": {"later": 1}}), (2, {"name": "x" * 257}), (2, {"geometry": {"tp": 0}}), (2, {"epoch": "1"}),
-     (6, {"seq": -1}), (6, {"load": {"running": -1}}), (6, {"progress": [[1]]}), (4, {"later": 1}), (5, {"later": 1}),
-     (7, {"later": 1})],
+    [(2, {"name": "x" * 257}), (2, {"geometry": {"tp": 0}}), (2, {"epoch": "1"}),
+     (6, {"seq": -1}), (6, {"load": {"running": -1}}), (6, {"progress": [[1]]}), (4, {"reason": 1}), (5, {"attempt": "1"}),
+     (0, {"oldest": -1})],
 )
 def test_what_is_known_stays_strict(index: int, change: dict[str, object]) -> None:
     with pytest.raises(msgspec.MsgspecError):
@@ -166,8 +233,18 @@ def test_quiet_log_takes_lines_of_one_key_for_the_same(caplog: pytest.LogCapture
 
 
 def test_a_goodbye_in_good_order_is_no_warning() -> None:
-    assert level_of_end(PeerLost(f"p0 said goodbye: {wire.ORDERLY}")) == logging.INFO
-    assert level_of_end(PeerLost("p0 said goodbye: d0 has been silent for 5 s")) == logging.WARNING
+    assert level_of_end(said(goodbye(InOrder()), "p0")) == logging.INFO
+    assert level_of_end(said(goodbye(PeerLost("d0 has been silent for 5 s")), "p0")) == logging.WARNING
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(InOrder(), "orderly"), (PeerLost("x"), "lost"), (PeerProtocol("x"), "protocol"), (PeerIncompatible("x"), "incompatible"),
+     (PeerUnauthenticated("x"), "unauthenticated"), (FabricFailure("x"), "fabric"), (Draining("x"), "unknown")],
+)
+def test_a_goodbye_names_its_cause(error: PddError, cause: str) -> None:
+    assert goodbye(error).cause.value == cause
+    assert str(said(goodbye(error), "p0")) == f"p0 said goodbye: {error}"
 
 
 def test_backoff_doubles_up_to_its_bound() -> None:
@@ -192,7 +269,7 @@ def test_tombstones_are_bounded_and_expire() -> None:
 def test_answers_are_bounded() -> None:
     answered = Answered()
     for attempt in range(MOST_ANSWERED + 10):
-        answered.add(wire.PrefillEnded(attempt, "failed", ""))
+        answered.add(wire.PrefillEnded(attempt, wire.EndReason.FAILED, ""))
     assert 9 not in answered
     assert 10 in answered
 
@@ -201,7 +278,7 @@ def test_answer_that_was_forgotten_is_not_called_harmless() -> None:
     answered = Answered()
     attempts = [7, 3, *range(8, MOST_ANSWERED + 8)]
     for attempt in attempts:
-        answered.add(wire.PrefillEnded(attempt, "cancelled", "", ok_units=1))
+        answered.add(wire.PrefillEnded(attempt, wire.EndReason.CANCELLED, "", ok_units=1))
     for attempt in (7, 3, 5):  # 5 may have ended before those that are still known
         ended = answered.get(attempt)
         assert ended is not None
