@@ -4,9 +4,10 @@ MODEL ?= models/smollm2-135m-instruct
 PY := $(VENV)/bin/python
 PYTEST := PDD_TEST_MODEL=$(MODEL) $(PY) -m pytest
 KEEP ?=
+SEEDS ?= 10000
 SANITIZE_DIR := build
 
-.PHONY: help setup model demo test test-all lint fmt bench asan tsan native-test clean
+.PHONY: help setup model demo test test-all lint fmt bench asan tsan native-test sim clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -46,6 +47,9 @@ tsan: setup ## C++ tests under ThreadSanitizer
 
 native-test: setup ## C++ tests
 	tools/native_tests.sh $(VENV) ""
+
+sim: setup ## workers over a simulated NIC, SEEDS=10000 of them
+	tools/native_tests.sh $(VENV) "" fabric_sim --seeds $(SEEDS)
 
 clean: ## removes what was built (not the model)
 	rm -rf build dist $(VENV)

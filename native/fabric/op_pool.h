@@ -20,7 +20,7 @@ struct Op {
     fi_context2 context;
     Op* prev = nullptr;  // neighbours in the list of outstanding ops, or next free
     Op* next = nullptr;
-    Transfer* transfer = nullptr;
+    Transfer* transfer = nullptr;  // null: not in flight
     uint64_t nbytes = 0;
     uint32_t units = 0;
     uint32_t lane = 0;  // that it was posted on
@@ -58,6 +58,7 @@ class OpPool {
         return op;
     }
     void give(Op* op) {
+        op->transfer = nullptr;
         op->next = free_;
         free_ = op;
     }

@@ -236,6 +236,11 @@ bool Sender::post(size_t index, Transfer& transfer, const WriteBatch& batch) {
 
 void Sender::complete(Op* op, int error) {
     if (op->held) return;
+    if (op->transfer == nullptr || op->transfer->endpoint() != endpoint_) {  // it was told before, and given back
+        stat_add(shared_.stats.errors);
+        fail("endpoint " + std::to_string(endpoint_) + ": the provider reported a write twice");
+        return;
+    }
     Transfer& transfer = *op->transfer;
     const Fate fate = fate_of(error);
     const size_t lane = op->lane;

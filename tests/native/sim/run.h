@@ -1,0 +1,114 @@
+// Run: what all parts of one simulated run share: its seed's random numbers, its history, and the first thing that was
+// not as it must be.
+//
+// Nothing else is random, and nothing reads a clock: the same seed gives the same history.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+namespace sim {
+
+// splitmix64: small, and the same everywhere, which the distributions of <random> are not.
+class Rng {
+  public:
+    explicit Rng(uint64_t seed) : state_(seed) {}
+    uint64_t next() {
+        uint64_t z = (state_ += 0x9e3779b97f4a7c15);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+        return z ^ (z >> 31);
+    }
+    // 0 to n - 1; n is not 0.
+    uint64_t below(uint64_t n) { return next() % n; }
+    uint64_t between(uint64_t least, uint64_t most) { return least + below(most - least + 1); }
+    // `odds` in ten thousand.
+    bool chance(uint32_t odds) { return odds != 0 && below(10000) < odds; }
+
+  private:
+    uint64_t state_;
+};
+
+// What happened, as formats with up to four numbers: printed only when a run fails.
+class History {
+  public:
+    void note(const char* format, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0) {
+        notes_.push_back({format, {a, b, c, d}});
+        for (const uint64_t value : {a, b, c, d}) hash_ = (hash_ ^ value) * 0x100000001b3;
+    }
+    // Differs when any number of any note does.
+    uint64_t hash() const { return hash_ ^ notes_.size(); }
+    void print(size_t last) const {
+        const size_t first = notes_.size() > last ? notes_.size() - last : 0;
+        if (first > 0) std::printf("  ... %zu earlier\n", first);
+        for (size_t i = first; i < notes_.size(); ++i) {
+            const auto& [format, v] = notes_[i];
+            char line[256];
+            std::snprintf(line, sizeof line, format, static_cast<unsigned long long>(v[0]),
+                          static_cast<unsigned long long>(v[1]), static_cast<unsigned long long>(v[2]),
+                          static_cast<unsigned long long>(v[3]));
+            std::printf("  %s\n", line);
+        }
+    }
+
+  private:
+    struct Note {
+        const char* format;
+        uint64_t values[4];
+    };
+    std::vector<Note> notes_;
+    uint64_t hash_ = 0xcbf29ce484222325;
+};
+
+// How often what happened, over all runs: a simulation in which nothing goes wrong proves nothing.
+struct Tally {
+    uint64_t asked = 0;
+    uint64_t whole = 0;
+    uint64_t released = 0;
+    uint64_t fenced = 0;
+    uint64_t writes = 0;
+    uint64_t failed = 0;  // completions and posts
+    uint64_t twice = 0;
+    uint64_t overruns = 0;
+    uint64_t deaths = 0;
+    uint64_t tombstones = 0;
+
+    void print() const {
+        const auto say = [](const char* what, uint64_t count) {
+            std::printf("  %-32s%llu\n", what, static_cast<unsigned long long>(count));
+        };
+        say("prompts asked for", asked);
+        say("whole", whole);
+        say("released", released);
+        say("links fenced", fenced);
+        say("writes posted", writes);
+        say("refused or failed", failed);
+        say("completions told twice", twice);
+        say("queues overrun", overruns);
+        say("nodes killed", deaths);
+        say("cancels before their request", tombstones);
+    }
+};
+
+struct Run {
+    Run(uint64_t seed, Tally& tally) : rng(seed), tally(tally) {}
+
+    void violate(std::string what) {
+        if (violation.empty()) violation = std::move(what);
+    }
+    bool good() const { return violation.empty(); }
+    template <class... Values>
+    void note(const char* format, Values... values) {
+        history.note(format, static_cast<uint64_t>(values)...);
+    }
+
+    Rng rng;
+    Tally& tally;
+    History history;
+    std::string violation;  // the first
+    bool faults = false;    // whether anything was made to go wrong so far
+};
+
+}  // namespace sim
