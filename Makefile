@@ -48,8 +48,9 @@ tsan: setup ## C++ tests under ThreadSanitizer
 native-test: setup ## C++ tests
 	tools/native_tests.sh $(VENV) ""
 
-sim: setup ## workers over a simulated NIC, SEEDS=10000 of them
+sim: setup ## workers over a simulated NIC, the messenger over a simulated network: SEEDS=10000 of each
 	tools/native_tests.sh $(VENV) "" fabric_sim --seeds $(SEEDS)
+	$(PY) -m tests.sim.messenger_sim --seeds $(SEEDS) --jobs $$(nproc)
 
 clean: ## removes what was built (not the model)
 	rm -rf build dist $(VENV)

@@ -1,0 +1,210 @@
+"""Bugs that the simulations must find: each is one small edit of the real source.
+
+    python -m tests.sim.mutants [NAME...]       plants them one by one and says which seed found each
+    python -m tests.sim.mutants --list
+
+A bug of native/ is planted in a copy of the tree, of which only fabric_sim is built again. A bug of the messenger is
+planted in the module's source as it is imported, in a process of its own. Exit 0: all were found; 1: one was not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
+MOST_SEEDS = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """`old` stands exactly once in the file."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+
+    @property
+    def is_native(self) -> bool:
+        return self.path.startswith("native/")
+
+    def plant(self, source: str) -> str:
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.path} has {source.count(self.old)} places to plant it, not one")
+        return source.replace(self.old, self.new)
+
+
+MUTANTS = (
+    # -- the messenger
+    Mutant("pages freed on cancel at once", "pdd/messenger/decoder.py",
+           "        attempt.link.send(wire.Cancel(attempt=attempt.id))\n",
+           "        attempt.link.send(wire.Cancel(attempt=attempt.id))\n"
+           "        self._settle(attempt, KvOutcome.RELEASED, why)\n"),
+    Mutant("missing tombstone", "pdd/messenger/prefiller.py",
+           "            view.tombstones.add(attempt, self._context.clock())", "            len(view.tombstones)"),
+    Mutant("stale epoch accepted", "pdd/messenger/requests.py",
+           "    if request.epoch != peer.epoch:\n", "    if request.epoch == 0:\n"),
+    Mutant("key reused while its link is fenced", "pdd/messenger/decoder.py",
+           "        attempt.state.move(AttemptState.FENCING, str(link.error))\n",
+           "        attempt.state.move(AttemptState.FENCING, str(link.error))\n"
+           "        self._fabric.imm_retire(attempt.key)\n"
+           "        attempt.key = None\n"),
+    Mutant("fence forgotten by the link", "pdd/messenger/link.py",
+           "        self._endpoint.close()\n", "        asyncio.get_running_loop().call_soon(self._become_closed)\n"),
+    Mutant("counts that do not agree are released", "pdd/messenger/decoder.py",
+           "        elif arrived == ended.ok_units:\n", "        elif arrived <= ended.ok_units:\n"),
+    Mutant("source pages given back on cancel at once", "pdd/messenger/job.py",
+           "self.sink_is_closed and self.end is not None", "self.sink_is_closed"),
+    Mutant("attempt taken twice", "pdd/messenger/prefiller.py",
+           "        if request.attempt in view.jobs or request.attempt in view.answered:\n",
+           "        if request.attempt in view.jobs and request.attempt in view.answered:\n"),
+    # -- the workers
+    Mutant("early immediate dropped", "native/fabric/imm_table.cpp",
+           "slot->endpoint.load() != endpoint)", "slot->endpoint.load() != endpoint || slot->expected.load() == 0)"),
+    Mutant("key reused too early", "native/fabric/imm_table.cpp",
+           "    generations_[index] = (generations_[index] + 1) % kGenerations;\n    free_.push_back(index);",
+           "    free_.push_front(index);"),
+    Mutant("unit counted twice", "native/fabric/imm_table.cpp",
+           "word + imm_units(imm);", "word + imm_units(imm) + (imm_units(imm) > 1 ? 1 : 0);"),
+    Mutant("fence forgotten on all NICs but one", "native/fabric/endpoint.cpp",
+           "    for (auto& port : ports_) {\n        Status closed",
+           "    for (auto& port : std::span(ports_).first(1)) {\n        Status closed"),
+    Mutant("window ignored", "native/fabric/window.h", "(ops_ < size_.ops && ", "("),
+    Mutant("window of a NIC ignored", "native/fabric/sender.cpp", "shared_.nic_windows[lane.nic].admits(nbytes)", "true"),
+    Mutant("room of the peer ignored", "native/fabric/sender.cpp",
+           "std::min(window_.ops / lane.sharing, lane.max_ops)", "window_.ops / lane.sharing"),
+    Mutant("transfer over on cancel at once", "native/fabric/transfer.h",
+           "return inflight_ == 0 && !has_work()", "return (inflight_ == 0 || state_ == State::Dropping) && !has_work()"),
+    Mutant("unknown fate taken for a failure", "native/fabric/sender.cpp",
+           "        default:\n            return Fate::Unknown;", "        default:\n            return Fate::Failed;"),
+    Mutant("write in flight taken for done when its endpoint closes", "native/fabric/sender.cpp",
+           "settle(op, Fate::Unknown);", "settle(op, Fate::Ok);"),
+    Mutant("scattered pages merged", "native/fabric/write_plan.cpp",
+           "last.src_offset + last.nbytes == src && last.dst_offset + last.nbytes == dst",
+           "last.src_offset + last.nbytes == src"),
+    Mutant("alarm left behind", "native/fabric/worker.cpp",
+           "    alarms_.clear(std::exchange(dropped_alarms_, {}));", "    dropped_alarms_.clear();"),
+    Mutant("completion that is told twice believed", "native/fabric/sender.cpp",
+           "op->transfer == nullptr || op->transfer->endpoint() != endpoint_", "false"),
+    Mutant("wholeness not told when armed late", "native/fabric/imm_table.cpp",
+           "    return tell(*slot, slot->word.load());", "    return {Outcome::Counted, expected};"),
+)  # fmt: skip
+
+
+class NativeTree:
+    """A copy of the sources of fabric_sim, built once and then in parts."""
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        self.root = directory / "tree"
+        self.build = directory / "build"
+        shutil.copytree(REPOSITORY / "native", self.root / "native")
+        shutil.copytree(REPOSITORY / "tests" / "native", self.root / "tests" / "native")
+        shutil.copy(REPOSITORY / "CMakeLists.txt", self.root)
+        cmake, ninja = tool("cmake"), tool("ninja")
+        self._run(cmake, "-S", self.root, "-B", self.build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
+                  "-DCMAKE_BUILD_TYPE=None", "-DPDD_NATIVE_TESTS=ON", "-DPDD_MODULES=OFF", "-DPDD_WERROR=OFF")  # fmt: skip
+
+    def _run(self, *command: object) -> None:
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(map(str, command))}:\n{done.stdout}{done.stderr}")
+
+    def play(self) -> str:
+        """What fabric_sim says of the first bad seed; "" when all are good."""
+        self._run(tool("cmake"), "--build", self.build, "--target", "fabric_sim")
+        (program,) = self.build.glob("tests/native/sim/fabric_sim")
+        played = subprocess.run([program, "--seeds", str(MOST_SEEDS), "--history", "5"], capture_output=True, text=True)
+        return verdict(played.stdout) if played.returncode else ""
+
+    def play_with(self, mutant: Mutant) -> str:
+        path = self.root / mutant.path
+        sound = path.read_text()
+        path.write_text(mutant.plant(sound))
+        try:
+            return self.play()
+        finally:
+            path.write_text(sound)
+
+
+def tool(name: str) -> str:
+    """A build tool: the environment's own, else the system's."""
+    own = pathlib.Path(sys.executable).with_name(name)
+    found = str(own) if own.exists() else shutil.which(name)
+    if found is None:
+        raise RuntimeError(f"{name} is missing: run `make setup`")
+    return found
+
+
+def verdict(output: str) -> str:
+    """The line that names the seed. Raises when a seed did not replay."""
+    lines = [line for line in output.splitlines() if line.startswith("seed ")]
+    if not lines or any("DID NOT REPLAY" in line for line in lines):
+        raise RuntimeError(f"no verdict that replays:\n{output}")
+    return lines[0]
+
+
+def play_messenger_with(mutant: Mutant) -> str:
+    """As `NativeTree.play_with`, in a process of its own."""
+    command = [sys.executable, "-m", "tests.sim.mutants", "--play", mutant.name]
+    played = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    if played.returncode > 1 or played.stderr:
+        raise RuntimeError(f"{mutant.name}:\n{played.stdout}{played.stderr}")
+    return verdict(played.stdout) if played.returncode else ""
+
+
+def plant_and_play(mutant: Mutant) -> int:
+    """Plants a bug of the messenger in this process, for good, and plays. 1: it was found."""
+    module_name = mutant.path.removesuffix(".py").replace("/", ".")
+    spec = importlib.util.find_spec(module_name)
+    assert spec is not None
+    assert spec.origin is not None
+    source = mutant.plant(pathlib.Path(spec.origin).read_text())
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    exec(compile(source, spec.origin, "exec"), module.__dict__)
+
+    from tests.sim import messenger_sim  # only now: it imports what was planted
+
+    bad, _ = messenger_sim.play_until_bad(range(1, MOST_SEEDS + 1))
+    if bad is None:
+        return 0
+    messenger_sim.report(bad, 5)
+    return 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Plants bugs and says which seed finds each.")
+    parser.add_argument("names", nargs="*", help="some of them; none: all")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--play", metavar="NAME", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    by_name = {mutant.name: mutant for mutant in MUTANTS}
+    if options.list:
+        print("\n".join(by_name))
+        return 0
+    if options.play:
+        return plant_and_play(by_name[options.play])
+    chosen = [by_name[name] for name in options.names] or list(MUTANTS)
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="pdd-mutants-") as directory:
+        tree: NativeTree | None = None
+        for mutant in chosen:
+            if mutant.is_native:
+                tree = tree or NativeTree(pathlib.Path(directory))
+                found = tree.play_with(mutant)
+            else:
+                found = play_messenger_with(mutant)
+            missed += not found
+            print(f"{mutant.name:60}{found or f'NOT FOUND in {MOST_SEEDS} seeds'}", flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
