@@ -17,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import types
+from importlib.machinery import SourceFileLoader
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 MOST_SEEDS = 2000
@@ -159,16 +161,24 @@ def play_messenger_with(mutant: Mutant) -> str:
     return verdict(played.stdout) if played.returncode else ""
 
 
+class Planted(SourceFileLoader):
+    """Loads one module of the messenger with a bug in it."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        super().__init__(mutant.path.removesuffix(".py").replace("/", "."), str(REPOSITORY / mutant.path))
+        self._mutant = mutant
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return self.source_to_code(self._mutant.plant(pathlib.Path(self.path).read_text()).encode(), self.path)
+
+
 def plant_and_play(mutant: Mutant) -> int:
     """Plants a bug of the messenger in this process, for good, and plays. 1: it was found."""
-    module_name = mutant.path.removesuffix(".py").replace("/", ".")
-    spec = importlib.util.find_spec(module_name)
+    loader = Planted(mutant)
+    spec = importlib.util.spec_from_file_location(loader.name, loader.path, loader=loader)
     assert spec is not None
-    assert spec.origin is not None
-    source = mutant.plant(pathlib.Path(spec.origin).read_text())
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    exec(compile(source, spec.origin, "exec"), module.__dict__)
+    sys.modules[loader.name] = module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
 
     from tests.sim import messenger_sim  # only now: it imports what was planted
 
