@@ -11,7 +11,6 @@
 // Asked wrongly, it says so: a window that is not kept, a post on a closed port, or after a write of unknown fate.
 #pragma once
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <string>

@@ -50,7 +50,6 @@ struct Port {
     // Writes to it can land.
     bool lands() const { return state == State::Open || state == State::Unfenced; }
 
-    uint64_t id;
     std::shared_ptr<NicState> nic;
     uint32_t endpoint;
     EndpointRecord* record;

@@ -70,7 +70,6 @@ class SimNic final : public pdd::Nic {
     }
     pdd::Result<std::unique_ptr<pdd::NicPort>> open_port(uint32_t queue) override {
         auto port = std::make_shared<Port>();
-        port->id = network_.ports_.size();
         port->nic = state_;
         port->endpoint = network_.opening_;
         port->record = &network_.record(state_->life, port->endpoint);

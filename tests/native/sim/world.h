@@ -50,7 +50,6 @@ class World {
     void cut(Link& link);
     void turn(Host& host);
     void hear(Host& host);
-    void pass_time(Host& host);
 
     Run& run_;
     Ledger ledger_;
