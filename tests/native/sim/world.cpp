@@ -122,7 +122,7 @@ void World::wild_step() {
             if (!host.node->paused) host.node->watch();
             break;
         case 8:
-            if (host.decoder && !host.node->paused) host.decoder->arm_one();
+            if (host.decoder && !host.node->paused && run_.rng.chance(1500)) host.decoder->arm_one();
             break;
         default:
             for (uint64_t times = run_.rng.below(12); times > 0; --times) network_->step();
