@@ -185,7 +185,7 @@ class FakeDecodeEngine:
             if not request.outcome:
                 self._end(request, "whole")
         elif request.outcome:
-            return  # aborted meanwhile
+            pass  # aborted meanwhile
         elif retry is KvSource.REMOTE:
             self._enqueue(request)
         elif retry is KvSource.LOCAL:

@@ -25,7 +25,7 @@ from tests.messenger.rig import prompt
 from tests.sim.clock import Stuck, VirtualLoop
 from tests.sim.world import World
 
-_TURNS = 12
+_TURNS = 10
 _CHUNK = 50  # seeds that a process plays at a time
 _PATIENCE_SECONDS = 60.0  # of the virtual clock, for what was begun to end
 

@@ -74,6 +74,7 @@ class DecoderLife:
         left = [f"{self.name}: {status}" for status in self.decoder.attempts()]
         left += [f"{self.name}: key {key}" for key in self.fabric.slots]
         left += [f"{self.name}: pages of {held.request.request_id}" for held in self.engine.reservations.values()]
+        left += [f"{self.name}: {ident} has no outcome" for ident, request in self.engine.requests.items() if not request.outcome]
         return left
 
     async def end(self) -> None:
