@@ -203,6 +203,31 @@ void an_unknown_write_fails_the_endpoint() {
     CHECK(bench.done().at(3).failed == 0);
 }
 
+// At once, when its context is free, and when the context serves a write of another endpoint.
+void a_write_reported_twice_fails_the_endpoint() {
+    for (const bool late : {false, true}) {
+        Bench bench;
+        Sender other(2, bench.port, {},
+                     SenderContext{bench.ops, bench.faults, bench.events, bench.stats, bench.dropped, bench.now,
+                                   bench.nic_windows});
+        write_all(bench, 1, pages(1));
+        bench.sender.pump(100);
+        Op* told = bench.port.posted.front().op;
+        bench.complete_first();
+        if (late) {
+            other.open(2, 1);
+            other.write(*other.find(2), pages(1));
+            other.pump(100);
+            CHECK(bench.port.posted.front().op == told);
+        }
+        bench.events.drain(SIZE_MAX);
+        bench.sender.complete(told, 0);
+        const auto events = bench.events.drain(SIZE_MAX);
+        CHECK(events.size() == 1 && events[0].kind == EventKind::EndpointFailed);
+        CHECK(bench.stats.inflight_writes == (late ? 1 : 0));
+    }
+}
+
 void closing_makes_what_is_in_flight_unknown() {
     Bench bench(WindowSize{2, 1 << 20});
     write_all(bench, 1, pages(5));
@@ -425,6 +450,7 @@ int main() {
     a_long_transfer_does_not_starve_a_short_one();
     a_refused_write_ends_its_transfer_only();
     an_unknown_write_fails_the_endpoint();
+    a_write_reported_twice_fails_the_endpoint();
     closing_makes_what_is_in_flight_unknown();
     plans_outside_and_after_the_end_count_as_failed();
     random_lives_add_up();

@@ -32,7 +32,6 @@ bool Decoder::ask(Link& link, uint64_t prompt, uint32_t num_pages, bool arm_late
 
     Attempt attempt{++last_attempt_, prompt, &link, *key, pages, units_.expected(node_.config.shape.layers, num_pages)};
     attempt.told_before = told(attempt);
-    links_[link.decoder.endpoint] = &link;
     run_.tally.asked += 1;
     if (node_.imms.arrived(*key) != 0u) run_.violate("a fresh key has a count");
     // 4,096 slots under 4,096 generations: no run needs a key again, and a straggler could bear it.
@@ -137,15 +136,20 @@ bool Decoder::hear_events(size_t most) {
             }
             case EventKind::EndpointFailed: {
                 const auto found = links_.find(static_cast<uint32_t>(event.id));
-                if (found == links_.end()) break;
-                if (found->second->decoder.state == Side::State::Closing && is_of_the_fence(event))
-                    found->second->decoder.state = Side::State::Unfenced;
+                if (found == links_.end()) {
+                    run_.violate("an unknown endpoint failed");
+                    break;
+                }
+                if (!found->second->decoder.failed(event)) run_.violate("the failure of an endpoint was told twice");
                 fence(*found->second, "the endpoint failed");
                 break;
             }
             case EventKind::EndpointClosed: {
                 const auto found = links_.find(static_cast<uint32_t>(event.id));
-                if (found != links_.end()) link_closed(*found->second);
+                if (found != links_.end())
+                    link_closed(*found->second);
+                else
+                    run_.violate("an unknown endpoint is closed");
                 break;
             }
             case EventKind::TransferDone:
@@ -167,6 +171,7 @@ void Decoder::hear(Link& link) {
     run_.note("life %llu hears: attempt %llu has %llu units ok, %llu unknown", node_.life(), attempt.number, message.ok,
               message.unknown);
     attempt.ok = message.ok;
+    attempt.refused = message.refused;
     if (message.unknown > 0) return fence(link, "the fate of units is unknown");
     compare(attempt);
 }
@@ -185,6 +190,8 @@ void Decoder::compare(Attempt& attempt) {
 
 // -- ends -------------------------------------------------------------------------------------------------------------
 void Decoder::settle(Attempt& attempt, bool whole) {
+    if (!whole && !attempt.refused && !run_.faults)
+        run_.violate("nothing went wrong, and yet attempt " + std::to_string(attempt.number) + " is not whole");
     (whole ? run_.tally.whole : run_.tally.released) += 1;
     run_.note(whole ? "life %llu: attempt %llu is whole" : "life %llu: attempt %llu is released", node_.life(),
               attempt.number);
@@ -199,7 +206,6 @@ void Decoder::fence(Link& link, const char* why) {
     if (!link.decoder.up()) return;
     run_.note("life %llu ends the link with endpoint %llu", node_.life(), link.decoder.endpoint);
     run_.note(why);
-    links_[link.decoder.endpoint] = &link;
     run_.tally.fenced += 1;
     Link::end(link.decoder, link.prefiller);
     link_down(link);

@@ -23,6 +23,7 @@ class Decoder {
     bool idle() const;  // but for pages that no fence frees
     size_t num_attempts() const { return attempts_.size(); }
 
+    void connect(Link& link) { links_[link.decoder.endpoint] = &link; }
     // False: no pages, or no key.
     bool ask(Link& link, uint64_t prompt, uint32_t num_pages, bool arm_late);
     void arm_one();  // that was asked for before its count was armed
@@ -49,6 +50,7 @@ class Decoder {
         bool reached_told = false;
         bool overrun_told = false;
         uint64_t ok = 0;           // as the prefiller says
+        bool refused = false;      // by the prefiller
         uint64_t told_before = 0;  // units under this key on this endpoint, before it was given out
     };
     using Attempts = std::map<uint64_t, Attempt>;
@@ -62,7 +64,6 @@ class Decoder {
     void link_down(Link& link);
     void link_closed(Link& link);
     Attempt* by_key(uint64_t key);
-    Link* by_endpoint(uint64_t endpoint);
 
     Run& run_;
     Network& network_;

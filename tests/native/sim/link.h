@@ -3,6 +3,8 @@
 #pragma once
 
 #include <deque>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "node.h"
@@ -22,6 +24,7 @@ struct Message {
     uint64_t ok = 0;
     uint64_t failed = 0;
     uint64_t unknown = 0;
+    bool refused = false;
 };
 
 struct Side {
@@ -30,11 +33,17 @@ struct Side {
     Node* node = nullptr;  // null: its life is over
     uint32_t endpoint = 0;
     State state = State::Up;
+    bool failure_told = false;
     std::deque<Message> inbox;
 
     bool up() const { return state == State::Up; }
     void deliver(Message message) {
         if (up()) inbox.push_back(std::move(message));
+    }
+    // ENDPOINT_FAILED came: the fence does not stand, or something failed before. False: that was told already.
+    bool failed(const pdd::Event& event) {
+        if (event.text.find("fi_close") == std::string::npos) return !std::exchange(failure_told, true);
+        return std::exchange(state, State::Unfenced) == State::Closing;
     }
 };
 
@@ -50,14 +59,7 @@ struct Link {
         side.node->send(pdd::command::CloseEndpoint{side.endpoint});
         other.deliver({});
     }
-    bool over() const { return !alive(decoder) && !alive(prefiller); }
-    static bool alive(const Side& side) { return side.state == Side::State::Up || side.state == Side::State::Closing; }
 };
-
-// Whether ENDPOINT_FAILED says that the fence does not stand, and not that something failed before.
-inline bool is_of_the_fence(const pdd::Event& event) {
-    return event.text.find("fi_close") != std::string::npos;
-}
 
 // What both roles share of a plan's shape: entries of a page, and units of an entry.
 struct Units {

@@ -129,7 +129,8 @@ PostResult Network::post(Port& source, const pdd::NicWrite& write, pdd::Op* op) 
     }
     one.unread = one.unlanded = static_cast<uint32_t>(one.fragments.size());
 
-    source.untold.push_back({one.number, op->transfer->id(), write.peer, nbytes, pdd::imm_units(write.imm), target});
+    source.untold.push_back(
+        {one.number, op, op->transfer->id(), write.peer, nbytes, pdd::imm_units(write.imm), target});
     route.inflight += 1;
     route.inflight_bytes += nbytes;
     source.nic->inflight += 1;
@@ -307,6 +308,10 @@ uint32_t Network::poll(Port& port, pdd::CompletionSink& sink, uint32_t budget) {
             sink.on_immediate(entry.imm);
             continue;
         }
+        if (entry.again) {
+            tell_again(port, entry, sink);
+            continue;
+        }
         const auto told = std::find_if(port.untold.begin(), port.untold.end(),
                                        [&](const Untold& one) { return one.write == entry.write; });
         settle(port, *told);
@@ -314,14 +319,28 @@ uint32_t Network::poll(Port& port, pdd::CompletionSink& sink, uint32_t budget) {
         port.untold.erase(told);
         if (entry.error != 0 && !is_sure(entry.error)) port.record->barred = true;
         sink.on_write(entry.op, entry.error);
-        if (run_.rng.chance(odds.twice)) {
-            run_.faults = port.record->barred = true;
+        if (!run_.rng.chance(odds.twice)) continue;
+        run_.faults = true;
+        if (run_.rng.chance(5000)) {
             run_.tally.twice += 1;
-            run_.note("write %llu is told twice", entry.write);
-            sink.on_write(entry.op, entry.error);
+            tell_again(port, entry, sink);
+        } else {
+            port.entries.push_back({entry.op, entry.error, 0, entry.write, true});
         }
     }
     return found;
+}
+
+void Network::tell_again(Port& port, const Entry& entry, pdd::CompletionSink& sink) {
+    const bool serves_another = std::any_of(ports_.begin(), ports_.end(), [&](const auto& one) {
+        return one->record == port.record && std::any_of(one->untold.begin(), one->untold.end(),
+                                                         [&](const Untold& other) { return other.op == entry.op; });
+    });
+    if (serves_another) return;
+    run_.tally.late_twice += entry.again ? 1 : 0;
+    port.record->barred = true;
+    run_.note("write %llu is told twice", entry.write);
+    sink.on_write(entry.op, entry.error);
 }
 
 void Network::settle(Port& source, const Untold& one) {
@@ -351,6 +370,7 @@ pdd::Status Network::close(Port& port) {
     if (run_.rng.chance(odds.close_fails)) {
         run_.faults = true;
         port.state = Port::State::Unfenced;
+        run_.tally.unfenced += 1;
         run_.note("life %llu: closing a port of endpoint %llu fails", port.nic->life, port.endpoint);
         return pdd::Error{"fi_close: busy", FI_EBUSY};
     }

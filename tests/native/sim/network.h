@@ -8,6 +8,9 @@
 // The close of the port that is written to is the only fence: closing the source's port, closing memory or the death
 // of the source stops nothing that has left.
 //
+// A completion may be told twice, at once or later. Not while its context serves another write of the same endpoint,
+// from whose own completion it could not be told; and an immediate never is, which no count would survive.
+//
 // Asked wrongly, it says so: a window that is not kept, a post on a closed port, or after a write of unknown fate.
 #pragma once
 
@@ -41,7 +44,7 @@ struct Odds {
     uint32_t refused = 0;
     uint32_t fails_surely = 0;   // a completion that proves that nothing landed
     uint32_t fails_somehow = 0;  // a completion that proves nothing
-    uint32_t twice = 0;          // a completion is told twice
+    uint32_t twice = 0;          // a completion is told twice, at once or later
     uint32_t overrun = 0;        // a queue breaks, per poll
     uint32_t close_fails = 0;    // the fence does not stand
     uint32_t late = 0;           // a write is held back for long
@@ -62,6 +65,7 @@ struct EndpointRecord {
 };
 
 struct Port;
+struct Entry;
 struct Untold;
 struct Carried;  // a write on its way
 
@@ -107,6 +111,7 @@ class Network {
     void lose_target(Carried& write);
     void forget_source(Carried& write);
     void settle(Port& source, const Untold& one);
+    void tell_again(Port& port, const Entry& entry, pdd::CompletionSink& sink);
     void sweep();
 
     Run& run_;

@@ -58,7 +58,7 @@ class Node {
     uint64_t open_transfer(uint32_t endpoint, uint32_t key);
     // What the worker counts against what the network saw.
     void check_sums();
-    void check_nothing_left();
+    void check_nothing_left(size_t quarantined_keys);
     // Ends in good order, the worker included.
     void shut_down();
 

@@ -32,11 +32,13 @@ struct Entry {
     int error = 0;
     uint32_t imm = 0;
     uint64_t write = 0;  // its number
+    bool again = false;  // it was told before
 };
 
 // A write that was posted here and whose completion was not told.
 struct Untold {
     uint64_t write;
+    const pdd::Op* op;
     uint64_t transfer;
     uint64_t route;
     uint64_t nbytes;

@@ -70,6 +70,7 @@ void Prefiller::take(Link& link, View& view, Message request) {
     if (twice) return fence(link, "an attempt came twice");
     if (request.epoch != view.epoch || in_hand >= kMostJobs || key_in_use) {
         view.answered[request.attempt] = ended(request.attempt);
+        view.answered[request.attempt].refused = true;
         return answer(link, view.answered[request.attempt]);
     }
     jobs_.push_back({.request = std::move(request), .link = &link});
@@ -112,8 +113,7 @@ bool Prefiller::hear_events(size_t most) {
             }
             case EventKind::EndpointFailed:
                 on_link([&](Link& link) {
-                    if (link.prefiller.state == Side::State::Closing && is_of_the_fence(event))
-                        link.prefiller.state = Side::State::Unfenced;
+                    if (!link.prefiller.failed(event)) run_.violate("the failure of an endpoint was told twice");
                     fence(link, "the endpoint failed");
                 });
                 break;
@@ -183,6 +183,12 @@ bool Prefiller::compute() {
     for (Job& job : jobs_)
         if (job.state == State::Queued && open(job)) return true;
     return begin_step();
+}
+
+void Prefiller::check() const {
+    size_t held = free_.size();
+    for (const Job& job : jobs_) held += job.source.size();
+    if (held != node_.config.shape.pages) run_.violate("life " + std::to_string(node_.life()) + " has lost a page");
 }
 
 bool Prefiller::open(Job& job) {

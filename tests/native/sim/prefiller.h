@@ -28,6 +28,7 @@ class Prefiller {
     void hear(Link& link);  // one message
     // The engine does its next thing: takes a prompt on, begins a step, or ends a layer. False: nothing to do.
     bool compute();
+    void check() const;
 
   private:
     enum class State { Queued, Pushing, Sending, Cancelling };

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace sim {
@@ -36,13 +37,21 @@ class History {
   public:
     void note(const char* format, uint64_t a = 0, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0) {
         notes_.push_back({format, {a, b, c, d}});
-        for (const uint64_t value : {a, b, c, d}) hash_ = (hash_ ^ value) * 0x100000001b3;
     }
-    // Differs when any number of any note does.
-    uint64_t hash() const { return hash_ ^ notes_.size(); }
+    size_t size() const { return notes_.size(); }
+    // Of all that would be printed: differs when any word or number does.
+    uint64_t hash() const {
+        uint64_t hash = 0xcbf29ce484222325;
+        const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
+        for (const auto& [format, values] : notes_) {
+            for (const char* c = format; *c != '\0'; ++c) add(static_cast<unsigned char>(*c));
+            for (const uint64_t value : values) add(value);
+        }
+        return hash;
+    }
     void print(size_t last) const {
         const size_t first = notes_.size() > last ? notes_.size() - last : 0;
-        if (first > 0) std::printf("  ... %zu earlier\n", first);
+        if (first > 0) std::printf("  ... %zu lines before, --history shows more\n", first);
         for (size_t i = first; i < notes_.size(); ++i) {
             const auto& [format, v] = notes_[i];
             char line[256];
@@ -59,7 +68,6 @@ class History {
         uint64_t values[4];
     };
     std::vector<Note> notes_;
-    uint64_t hash_ = 0xcbf29ce484222325;
 };
 
 // How often what happened, over all runs: a simulation in which nothing goes wrong proves nothing.
@@ -69,26 +77,34 @@ struct Tally {
     uint64_t released = 0;
     uint64_t fenced = 0;
     uint64_t writes = 0;
-    uint64_t failed = 0;  // completions and posts
-    uint64_t twice = 0;
+    uint64_t failed = 0;      // completions and posts
+    uint64_t twice = 0;       // at once
+    uint64_t late_twice = 0;  // when the context may serve another write
     uint64_t overruns = 0;
+    uint64_t unfenced = 0;  // ports
+    uint64_t cuts = 0;
+    uint64_t pauses = 0;
     uint64_t deaths = 0;
+    uint64_t stale = 0;  // requests of a former life
     uint64_t tombstones = 0;
 
-    void print() const {
-        const auto say = [](const char* what, uint64_t count) {
-            std::printf("  %-32s%llu\n", what, static_cast<unsigned long long>(count));
-        };
-        say("prompts asked for", asked);
-        say("whole", whole);
-        say("released", released);
-        say("links fenced", fenced);
-        say("writes posted", writes);
-        say("refused or failed", failed);
-        say("completions told twice", twice);
-        say("queues overrun", overruns);
-        say("nodes killed", deaths);
-        say("cancels before their request", tombstones);
+    // What it is called, and how often it was.
+    std::vector<std::pair<const char*, uint64_t>> counts() const {
+        return {{"prompts asked for", asked},
+                {"whole", whole},
+                {"released", released},
+                {"links fenced", fenced},
+                {"links cut", cuts},
+                {"writes posted", writes},
+                {"writes refused or failed", failed},
+                {"completions told twice at once", twice},
+                {"completions told twice, late", late_twice},
+                {"queues overrun", overruns},
+                {"ports whose close failed", unfenced},
+                {"nodes paused", pauses},
+                {"nodes killed", deaths},
+                {"requests of a former life", stale},
+                {"cancels before their request", tombstones}};
     }
 };
 

@@ -128,8 +128,15 @@ void World::wild_step() {
             for (uint64_t times = run_.rng.below(12); times > 0; --times) network_->step();
     }
     go_wrong();
-    for (Host& one : hosts_)
-        if (one.decoder) one.decoder->check();
+    check();
+}
+
+void World::check() {
+    for (Host& host : hosts_)
+        if (host.decoder)
+            host.decoder->check();
+        else
+            host.prefiller->check();
 }
 
 void World::go_wrong() {
@@ -147,6 +154,7 @@ void World::go_wrong() {
     if (rng.chance(pauses_)) {
         Host& host = hosts_[rng.below(hosts_.size())];
         host.node->paused = !host.node->paused;
+        run_.tally.pauses += host.node->paused ? 1 : 0;
         run_.note(host.node->paused ? "life %llu pauses" : "life %llu goes on", host.node->life());
     }
     if (rng.chance(impatience_)) {
@@ -183,11 +191,13 @@ Link* World::link_of(Host& decoder, Host& prefiller, bool dial) {
     };
     meet(link->decoder, link->prefiller);
     meet(link->prefiller, link->decoder);
+    decoder.decoder->connect(*link);
     prefiller.prefiller->connect(*link, decoder.epoch, decoder.node->config.shape);
     run_.note("life %llu dials life %llu: endpoints %llu and %llu", decoder.node->life(), prefiller.node->life(),
               link->decoder.endpoint, link->prefiller.endpoint);
     if (!decoder.stale.pages.empty() && run_.rng.chance(replays_)) {
         run_.faults = true;
+        run_.tally.stale += 1;
         run_.note("a request of a former life comes, attempt %llu", decoder.stale.attempt);
         link->prefiller.inbox.push_back(decoder.stale);
     }
@@ -236,6 +246,7 @@ void World::hear(Host& host) {
 void World::cut(Link& link) {
     if (!link.decoder.up() || !link.prefiller.up()) return;
     run_.faults = true;
+    run_.tally.cuts += 1;
     run_.note("the link of endpoints %llu and %llu is cut", link.decoder.endpoint, link.prefiller.endpoint);
     for (Side* side : {&link.decoder, &link.prefiller}) {
         const size_t kept = run_.rng.below(side->inbox.size() + 1);
@@ -271,12 +282,12 @@ void World::calm_down() {
     network_->odds = {};
     for (Host& host : hosts_) host.node->paused = false;
     int still = 0;  // sweeps in which nothing happened
-    uint64_t seen = 0;
+    size_t seen = 0;
     for (int sweeps = 1; sweeps <= kMostSweeps && run_.good(); ++sweeps) {
         if (unfinished().empty()) return;
         sweep();
-        still = run_.history.hash() == seen ? still + 1 : 0;
-        seen = run_.history.hash();
+        still = run_.history.size() == seen ? still + 1 : 0;
+        seen = run_.history.size();
         if (still < kPatience) continue;
         still = 0;
         if (!run_.faults) return run_.violate("nothing went wrong, and yet " + unfinished() + " does not end");
@@ -294,13 +305,12 @@ void World::sweep() {
         hear(host);
         host.node->watch();
         if (host.prefiller) host.prefiller->compute();
-        if (host.decoder) {
-            host.decoder->arm_one();
-            host.decoder->check();
-        }
+        if (host.decoder) host.decoder->arm_one();
+        check();
     }
     for (int i = 0; i < 8; ++i) deliver();
     for (int i = 0; i < 32; ++i) network_->step();
+    check();
 }
 
 // What has not come to its end; "" when all has.
@@ -331,11 +341,11 @@ void World::end() {
     for (int i = 0; i < kMostSweeps && !network_->empty() && network_->step(); ++i) {
     }
     if (!unfinished().empty()) return run_.violate(unfinished() + " does not end");
+    check();
     for (Host& host : hosts_) {
-        const bool quarantine = host.decoder && host.decoder->num_attempts() > 0;
         host.node->turn();
         host.node->shut_down();
-        if (!quarantine) host.node->check_nothing_left();
+        host.node->check_nothing_left(host.decoder ? host.decoder->num_attempts() : 0);
         host.node->worker.reset();
     }
     if (network_->open_ports() > 0) run_.violate("a port is left open");

@@ -37,6 +37,7 @@ class World {
     void give_birth(Host& host);
     void wild_step();
     void go_wrong();
+    void check();
     void calm_down();
     std::string unfinished() const;
     void sweep();
