@@ -7,7 +7,7 @@ KEEP ?=
 SEEDS ?= 10000
 SANITIZE_DIR := build
 
-.PHONY: help setup model demo test test-all lint fmt bench asan tsan native-test sim clean
+.PHONY: help setup model demo test test-all lint fmt bench asan tsan native-test sim sim-mutants clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -51,6 +51,9 @@ native-test: setup ## C++ tests
 sim: setup ## workers over a simulated NIC, the messenger over a simulated network: SEEDS=10000 of each
 	tools/native_tests.sh $(VENV) "" fabric_sim --seeds $(SEEDS)
 	$(PY) -m tests.sim.messenger_sim --seeds $(SEEDS) --jobs $$(nproc)
+
+sim-mutants: setup ## plants bugs in the real source one by one: which seed finds each
+	$(PY) -m tests.sim.mutants
 
 clean: ## removes what was built (not the model)
 	rm -rf build dist $(VENV)

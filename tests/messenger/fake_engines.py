@@ -93,6 +93,7 @@ class Reservation:
     skip_tokens: int
     state: str = "reserved"  # reserved, quarantined
     abandoned: bool = False
+    landed: set[tuple[int, int]] = dataclasses.field(default_factory=set)  # (layer, page)
 
 
 class FakeDecodeEngine:
@@ -237,7 +238,7 @@ class FakeDecodeEngine:
             for layer in range(self.num_layers):
                 wanted = kv_of(request.tokens, index, self.page_size, layer)
                 found = self.fabric.memory.get((layer, page))
-                if found != wanted:
+                if found != wanted or (layer, page) not in reservation.landed:
                     self.violations.append(f"{request.request_id} is whole, but layer {layer} of page {page} is not")
                     return
 
@@ -250,6 +251,9 @@ class FakeDecodeEngine:
                 index = held.pages.index(write.dst_page)
                 if write.content != kv_of(held.request.tokens, index, self.page_size, write.layer):
                     self.violations.append(f"a foreign write landed in page {write.dst_page} of attempt {attempt}")
+                if (write.layer, write.dst_page) in held.landed:
+                    self.violations.append(f"layer {write.layer} of page {write.dst_page} of attempt {attempt} was written twice")
+                held.landed.add((write.layer, write.dst_page))
 
 
 class FakePrefillEngine:

@@ -3,8 +3,10 @@
     python -m tests.sim.mutants [NAME...]       plants them one by one and says which seed found each
     python -m tests.sim.mutants --list
 
-A bug of native/ is planted in a copy of the tree, of which only fabric_sim is built again. A bug of the messenger is
-planted in the module's source as it is imported, in a process of its own. Exit 0: all were found; 1: one was not.
+A bug of native/ is planted in a copy of the sources under build/, of which only what it touches is built again; that
+is why they all sit in .cpp files. A bug of the messenger is planted in the module's source as it is imported, in a
+process of its own. Without names, both simulations are played without a bug first: then all seeds must be good.
+Exit 0: all were found; 1: one was not.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
 import types
+from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent.parent
 MOST_SEEDS = 2000
+_MOST_SECONDS = 600  # of one play; a bug that makes it hang is an error here, not a find
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +77,21 @@ MUTANTS = (
            "    generations_[index] = (generations_[index] + 1) % kGenerations;\n    free_.push_back(index);",
            "    free_.push_front(index);"),
     Mutant("unit counted twice", "native/fabric/imm_table.cpp",
-           "word + imm_units(imm);", "word + imm_units(imm) + (imm_units(imm) > 1 ? 1 : 0);"),
+           "word + imm_units(imm);", "word + imm_units(imm) + 1;"),
     Mutant("fence forgotten on all NICs but one", "native/fabric/endpoint.cpp",
            "    for (auto& port : ports_) {\n        Status closed",
            "    for (auto& port : std::span(ports_).first(1)) {\n        Status closed"),
-    Mutant("window ignored", "native/fabric/window.h", "(ops_ < size_.ops && ", "("),
+    Mutant("key of another NIC of the peer", "native/fabric/endpoint.cpp", ".keys[route.remote_nic];", ".keys[0];"),
+    Mutant("window ignored", "native/fabric/sender.cpp", "return lane.window.admits(nbytes) && (", "return ("),
     Mutant("window of a NIC ignored", "native/fabric/sender.cpp", "shared_.nic_windows[lane.nic].admits(nbytes)", "true"),
     Mutant("room of the peer ignored", "native/fabric/sender.cpp",
            "std::min(window_.ops / lane.sharing, lane.max_ops)", "window_.ops / lane.sharing"),
-    Mutant("transfer over on cancel at once", "native/fabric/transfer.h",
-           "return inflight_ == 0 && !has_work()", "return (inflight_ == 0 || state_ == State::Dropping) && !has_work()"),
+    Mutant("transfer over on cancel at once", "native/fabric/sender.cpp",
+           "    if (!transfer.done()) return;", "    if (!transfer.done() && !transfer.dropping()) return;"),
+    Mutant("transfer taken on after the endpoint failed", "native/fabric/sender.cpp",
+           "    if (!failure_.empty()) drop(opened, failure_);\n", ""),
+    Mutant("failure told again", "native/fabric/sender.cpp",
+           "    if (!failure_.empty()) return;\n    failure_ = reason;", "    failure_ = reason;"),
     Mutant("unknown fate taken for a failure", "native/fabric/sender.cpp",
            "        default:\n            return Fate::Unknown;", "        default:\n            return Fate::Failed;"),
     Mutant("write in flight taken for done when its endpoint closes", "native/fabric/sender.cpp",
@@ -95,23 +103,33 @@ MUTANTS = (
            "    alarms_.clear(std::exchange(dropped_alarms_, {}));", "    dropped_alarms_.clear();"),
     Mutant("completion that is told twice believed", "native/fabric/sender.cpp",
            "op->transfer == nullptr || op->transfer->endpoint() != endpoint_", "false"),
+    Mutant("completion that is told twice taken for another endpoint's", "native/fabric/sender.cpp",
+           "op->transfer == nullptr || op->transfer->endpoint() != endpoint_", "op->transfer == nullptr"),
     Mutant("wholeness not told when armed late", "native/fabric/imm_table.cpp",
            "    return tell(*slot, slot->word.load());", "    return {Outcome::Counted, expected};"),
 )  # fmt: skip
 
 
 class NativeTree:
-    """A copy of the sources of fabric_sim, built once and then in parts."""
+    """A copy of the sources of fabric_sim, kept from run to run, built once and then in parts."""
 
-    def __init__(self, directory: pathlib.Path) -> None:
+    def __init__(self) -> None:
+        directory = REPOSITORY / "build" / "mutants"
         self.root = directory / "tree"
         self.build = directory / "build"
-        shutil.copytree(REPOSITORY / "native", self.root / "native")
-        shutil.copytree(REPOSITORY / "tests" / "native", self.root / "tests" / "native")
-        shutil.copy(REPOSITORY / "CMakeLists.txt", self.root)
+        self._sync()
         cmake, ninja = tool("cmake"), tool("ninja")
         self._run(cmake, "-S", self.root, "-B", self.build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}",
                   "-DCMAKE_BUILD_TYPE=None", "-DPDD_NATIVE_TESTS=ON", "-DPDD_MODULES=OFF", "-DPDD_WERROR=OFF")  # fmt: skip
+
+    def _sync(self) -> None:
+        """Only what differs is written: the rest need not be built again."""
+        for top in ("CMakeLists.txt", "native", "tests/native"):
+            for source in (REPOSITORY / top, *(REPOSITORY / top).rglob("*")):
+                copy = self.root / source.relative_to(REPOSITORY)
+                if source.is_file() and not (copy.exists() and copy.read_bytes() == source.read_bytes()):
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    copy.write_bytes(source.read_bytes())
 
     def _run(self, *command: object) -> None:
         done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
@@ -122,8 +140,7 @@ class NativeTree:
         """What fabric_sim says of the first bad seed; "" when all are good."""
         self._run(tool("cmake"), "--build", self.build, "--target", "fabric_sim")
         (program,) = self.build.glob("tests/native/sim/fabric_sim")
-        played = subprocess.run([program, "--seeds", str(MOST_SEEDS), "--history", "5"], capture_output=True, text=True)
-        return verdict(played.stdout) if played.returncode else ""
+        return outcome([program, "--seeds", MOST_SEEDS, "--history", 5])
 
     def play_with(self, mutant: Mutant) -> str:
         path = self.root / mutant.path
@@ -144,21 +161,23 @@ def tool(name: str) -> str:
     return found
 
 
-def verdict(output: str) -> str:
-    """The line that names the seed. Raises when a seed did not replay."""
-    lines = [line for line in output.splitlines() if line.startswith("seed ")]
-    if not lines or any("DID NOT REPLAY" in line for line in lines):
-        raise RuntimeError(f"no verdict that replays:\n{output}")
+def outcome(command: Sequence[object]) -> str:
+    """What a simulation says of its first bad seed, "" when all are good. Raises when that seed did not replay."""
+    words = [str(word) for word in command]
+    played = subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, timeout=_MOST_SECONDS)
+    lines = [line for line in played.stdout.splitlines() if line.startswith("seed ")]
+    if played.returncode == 0 and not lines and not played.stderr:
+        return ""
+    if played.returncode != 1 or played.stderr or not lines or any("DID NOT REPLAY" in line for line in lines):
+        raise RuntimeError(f"{' '.join(words)}: no verdict that replays:\n{played.stdout}{played.stderr}")
     return lines[0]
 
 
-def play_messenger_with(mutant: Mutant) -> str:
-    """As `NativeTree.play_with`, in a process of its own."""
-    command = [sys.executable, "-m", "tests.sim.mutants", "--play", mutant.name]
-    played = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
-    if played.returncode > 1 or played.stderr:
-        raise RuntimeError(f"{mutant.name}:\n{played.stdout}{played.stderr}")
-    return verdict(played.stdout) if played.returncode else ""
+def play_messenger(mutant: Mutant | None = None) -> str:
+    """As `NativeTree.play`, in a process of its own."""
+    if mutant is None:
+        return outcome([sys.executable, "-m", "tests.sim.messenger_sim", "--seeds", MOST_SEEDS, "--history", 5])
+    return outcome([sys.executable, "-m", "tests.sim.mutants", "--play", mutant.name])
 
 
 class Planted(SourceFileLoader):
@@ -189,30 +208,34 @@ def plant_and_play(mutant: Mutant) -> int:
     return 1
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Plants bugs and says which seed finds each.")
     parser.add_argument("names", nargs="*", help="some of them; none: all")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--play", metavar="NAME", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     by_name = {mutant.name: mutant for mutant in MUTANTS}
+    unknown = [name for name in options.names if name not in by_name]
+    if unknown:
+        parser.error(f"no such bug: {', '.join(unknown)}; --list names them")
     if options.list:
         print("\n".join(by_name))
         return 0
     if options.play:
         return plant_and_play(by_name[options.play])
     chosen = [by_name[name] for name in options.names] or list(MUTANTS)
+    tree = NativeTree() if any(mutant.is_native for mutant in chosen) else None
+    if tree is not None and not options.names:
+        for found in (tree.play(), play_messenger()):
+            if found:
+                print(f"{'no bug is planted, and yet':64}{found}")
+                return 1
     missed = 0
-    with tempfile.TemporaryDirectory(prefix="pdd-mutants-") as directory:
-        tree: NativeTree | None = None
-        for mutant in chosen:
-            if mutant.is_native:
-                tree = tree or NativeTree(pathlib.Path(directory))
-                found = tree.play_with(mutant)
-            else:
-                found = play_messenger_with(mutant)
-            missed += not found
-            print(f"{mutant.name:60}{found or f'NOT FOUND in {MOST_SEEDS} seeds'}", flush=True)
+    for mutant in chosen:
+        found = tree.play_with(mutant) if tree is not None and mutant.is_native else play_messenger(mutant)
+        missed += not found
+        print(f"{mutant.name:64}{found or f'NOT FOUND in {MOST_SEEDS} seeds'}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} bugs were found")
     return 1 if missed else 0
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from tests.sim import messenger_sim
+from tests.sim.mutants import REPOSITORY
 
 _SEEDS, _CHUNK = 500, 50
 
@@ -39,3 +43,15 @@ def test_a_seed_gives_one_history() -> None:
         _, second = messenger_sim.play(seed, keep=True)
         assert len(first) > 100
         assert first == second
+
+
+def test_a_seed_gives_one_history_in_every_process() -> None:
+    """Whatever the order of sets and the place of objects there."""
+    code = "from tests.sim import messenger_sim as m; print(*m.play(7, keep=True)[1], sep='\\n')"
+    told = [
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": number}, cwd=REPOSITORY,
+                       capture_output=True, text=True, check=True).stdout
+        for number in ("1", "2")
+    ]  # fmt: skip
+    assert told[0].count("\n") > 100
+    assert told[0] == told[1]
