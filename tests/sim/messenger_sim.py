@@ -20,9 +20,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 from tests.messenger.rig import prompt
-from tests.sim.clock import Stuck, VirtualLoop
+from tests.sim.clock import VirtualLoop
 from tests.sim.world import World
 
 _TURNS = 10
@@ -162,9 +163,15 @@ def play(seed: int, tally: Counter[str] | None = None, *, keep: bool = False) ->
     loop = VirtualLoop()
     rng = random.Random(seed)
     world = World(loop, rng)
+
+    def unheard(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        world.violations.append(f"{context['message']}: {type(error).__name__}: {error}")
+
+    loop.set_exception_handler(unheard)
     try:
         loop.run_until_complete(Story(world, Counter() if tally is None else tally).play())
-    except (AssertionError, Stuck) as error:
+    except Exception as error:  # whatever it is, its seed must be told
         world.violations.append(f"{type(error).__name__}: {error}")
     violations = list(world.violations)
     history = list(world.lines()) if violations or keep else []
