@@ -49,10 +49,13 @@ class History {
         }
         return hash;
     }
+    // The setting, and the `last` lines.
     void print(size_t last) const {
-        const size_t first = notes_.size() > last ? notes_.size() - last : 0;
-        if (first > 0) std::printf("  ... %zu lines before, --history shows more\n", first);
-        for (size_t i = first; i < notes_.size(); ++i) {
+        const size_t first = notes_.size() > last + kSetting ? notes_.size() - last : kSetting;
+        for (size_t i = 0; i < notes_.size(); ++i) {
+            if (i == kSetting && first > kSetting)
+                std::printf("  ... %zu lines, --history shows more\n", first - kSetting);
+            if (i >= kSetting && i < first) continue;
             const auto& [format, v] = notes_[i];
             char line[256];
             std::snprintf(line, sizeof line, format, static_cast<unsigned long long>(v[0]),
@@ -63,6 +66,7 @@ class History {
     }
 
   private:
+    static constexpr size_t kSetting = 5;  // lines
     struct Note {
         const char* format;
         uint64_t values[4];

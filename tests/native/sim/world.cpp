@@ -14,6 +14,7 @@ constexpr int kPatience = 100;  // sweeps in which nothing happened, before time
 World::World(Run& run) : run_(run), ledger_(run) {
     choose_shapes();
     choose_faults();
+    note_setting();
     for (Host& host : hosts_) give_birth(host);
 }
 
@@ -76,6 +77,20 @@ void World::choose_faults() {
     replays_ = maybe(5000);
     overtakes_ = maybe(5000);
     impatience_ = maybe(20);
+}
+
+void World::note_setting() {
+    const Traits& traits = network_->traits();
+    const Odds& odds = network_->odds;
+    run_.note("%llu nodes, %llu layers, pages of %llu bytes, prompts of up to %llu pages", hosts_.size(), layers_,
+              page_bytes_, most_pages_);
+    run_.note("NICs complete early: %llu, land when polled: %llu, hold back: %llu; pieces of a write: %llu",
+              traits.early_completion, traits.lands_when_polled, traits.holds_back, traits.segments);
+    run_.note("in 10,000 steps: %llu cancels, %llu cuts, %llu deaths, %llu pauses", cancels_, cuts_, deaths_, pauses_);
+    run_.note("in 10,000 writes: %llu refused, %llu fail surely, %llu somehow, %llu told twice", odds.refused,
+              odds.fails_surely, odds.fails_somehow, odds.twice);
+    run_.note("in 10,000 polls: %llu overrun; closes: %llu fail; write %llu fails", odds.overrun, odds.close_fails,
+              odds.nth_fails);
 }
 
 void World::give_birth(Host& host) {

@@ -34,6 +34,7 @@ class World {
 
     void choose_shapes();
     void choose_faults();
+    void note_setting();  // the first lines of the history
     void give_birth(Host& host);
     void wild_step();
     void go_wrong();
