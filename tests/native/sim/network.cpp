@@ -104,9 +104,12 @@ PostResult Network::post(Port& source, const pdd::NicWrite& write, pdd::Op* op) 
     uint8_t* base = nullptr;
     if (one.target != nullptr) {
         const auto memory = target->nic->memories.find(write.key);
-        if (memory == target->nic->memories.end() || !memory->second.remote)
-            one.fate = Fate::FailsSurely;
-        else if (!traits_.virtual_addressing)
+        if (memory == target->nic->memories.end() || !memory->second.remote) {
+            one.fate = Fate::FailsSurely;  // of a former life
+            for (const auto& port : ports_)
+                if (port->nic->life == target->nic->life && port->nic->memories.contains(write.key))
+                    run_.violate("a write names memory by the key of another NIC, or memory that is not for writes");
+        } else if (!traits_.virtual_addressing)
             base = memory->second.base;
     }
     run_.faults |= one.fate != Fate::Good;
