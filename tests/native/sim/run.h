@@ -83,7 +83,8 @@ struct Tally {
     uint64_t writes = 0;
     uint64_t failed = 0;      // completions and posts
     uint64_t twice = 0;       // at once
-    uint64_t late_twice = 0;  // when the context may serve another write
+    uint64_t late_twice = 0;  // later
+    uint64_t misleading = 0;  // of these, when the context served another endpoint
     uint64_t overruns = 0;
     uint64_t unfenced = 0;  // ports
     uint64_t cuts = 0;
@@ -103,6 +104,7 @@ struct Tally {
                 {"writes refused or failed", failed},
                 {"completions told twice at once", twice},
                 {"completions told twice, late", late_twice},
+                {"of these, of a context in use", misleading},
                 {"queues overrun", overruns},
                 {"ports whose close failed", unfenced},
                 {"nodes paused", pauses},

@@ -65,7 +65,7 @@ void World::choose_faults() {
     odds.refused = maybe(60);
     odds.fails_surely = maybe(200);
     odds.fails_somehow = maybe(60);
-    odds.twice = maybe(100);
+    odds.twice = maybe(300);
     odds.overrun = maybe(5);
     odds.close_fails = rng.chance(2000) ? maybe(2000) : 0;
     odds.nth_fails = !clean && rng.chance(5000) ? rng.between(1, 60) : 0;
