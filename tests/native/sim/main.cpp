@@ -20,7 +20,7 @@ struct Result {
 };
 
 constexpr uint64_t kReplayEvery = 50;
-constexpr uint64_t kEnoughSeeds = 500;  // in so many, everything happens
+constexpr uint64_t kEnoughSeeds = 5000;  // in so many, everything happens
 
 volatile uint64_t playing = 0;
 
