@@ -243,15 +243,16 @@ void bind_fabric(nb::module_& m) {
     nb::class_<Engine>(m, "Fabric")
         .def(nb::new_([](const std::string& provider, const std::string& library, const std::vector<std::string>& bind,
                          const std::string& source, const std::string& require, uint32_t window_ops,
-                         uint64_t window_bytes, const std::string& idle, const std::vector<int>& cpus) {
+                         uint64_t window_bytes, const std::string& idle, const std::vector<int>& cpus, bool local) {
                  const EngineConfig config{provider, library,    python_search_dirs(), bind, source,
-                                           require,  window_ops, window_bytes,         idle, cpus};
+                                           require,  window_ops, window_bytes,         idle, cpus,
+                                           local};
                  const nb::gil_scoped_release unlocked;
                  return unwrap(Engine::open(config));
              }),
              nb::kw_only(), "provider"_a = "auto", "library"_a = "", "bind"_a = std::vector<std::string>{},
              "source"_a = "", "require"_a = "", "window_ops"_a = 64, "window_bytes"_a = 8 << 20, "idle"_a = "auto",
-             "cpus"_a = std::vector<int>{})
+             "cpus"_a = std::vector<int>{}, "local"_a = false)
         .def_prop_ro("caps", &engine_caps)
         .def("fileno", &Engine::fileno)
         .def(
@@ -270,15 +271,16 @@ void bind_fabric(nb::module_& m) {
             "close", [](Engine& self) { unwrap(self.close()); }, Unlocked())
         .def(
             "register",
-            [](Engine& self, uintptr_t address, uint64_t nbytes) {
-                return unwrap(self.add_region(reinterpret_cast<uint8_t*>(address), nbytes));
+            [](Engine& self, uintptr_t address, uint64_t nbytes, int fd) {
+                return unwrap(self.add_region(reinterpret_cast<uint8_t*>(address), nbytes, fd));
             },
-            "address"_a, "nbytes"_a, Unlocked())
+            "address"_a, "nbytes"_a, "fd"_a = -1, Unlocked())
         .def(
             "unregister", [](Engine& self, uint32_t region) { unwrap(self.remove_region(region)); }, "region"_a,
             Unlocked())
         .def(
-            "open_endpoint", [](Engine& self) { return unwrap(self.open_endpoint()); }, Unlocked())
+            "open_endpoint", [](Engine& self, bool local) { return unwrap(self.open_endpoint(local)); },
+            "local"_a = false, Unlocked())
         .def(
             "describe",
             [](Engine& self, uint32_t endpoint, const std::vector<uint32_t>& regions) {

@@ -15,10 +15,11 @@ constexpr uint32_t kMaxInbound = 65536;
 
 }  // namespace
 
-Result<std::unique_ptr<Endpoint>> Endpoint::open(uint32_t id, const Nics& nics, const RegionTable& regions,
-                                                 Stats& stats, uint32_t window_ops) {
+Result<std::unique_ptr<Endpoint>> Endpoint::open(uint32_t id, std::span<const std::unique_ptr<Nic>> nics,
+                                                 size_t first_nic, const RegionTable& regions, Stats& stats,
+                                                 uint32_t window_ops) {
     const uint32_t max_inbound = std::min(kInboundWindows * window_ops, kMaxInbound);
-    std::unique_ptr<Endpoint> endpoint(new Endpoint(id, nics, regions, stats, max_inbound));
+    std::unique_ptr<Endpoint> endpoint(new Endpoint(id, nics, first_nic, regions, stats, max_inbound));
     for (const auto& nic : nics) {
         auto port = nic->open_port(window_ops + max_inbound);
         if (!port) return port.error();
@@ -33,8 +34,8 @@ std::string Endpoint::name() const {
 
 std::string Endpoint::name(size_t lane) const {
     const RemoteNic& remote = remote_->nics[routes_[lane].remote_nic];
-    std::string text = "provider " + nics_[0]->caps().provider + ", NIC " + nics_[lanes_[lane].nic]->name() +
-                       ", endpoint " + std::to_string(id_);
+    std::string text = "provider " + nics_[0]->caps().provider + ", NIC " +
+                       nics_[lanes_[lane].nic - first_nic_]->name() + ", endpoint " + std::to_string(id_);
     const std::string address = address_text(remote.address_format, remote.address.data(), remote.address.size());
     return address.empty() ? text : text + " to " + address;
 }
@@ -64,7 +65,7 @@ Result<std::string> Endpoint::describe(std::span<const uint32_t> regions) {
                 }
                 exposed->second.push_back(std::move(*mr));
             }
-            const NicMemory& mr = caps.app_keys ? *exposed->second[nic] : *region->keys[nic];
+            const NicMemory& mr = caps.app_keys ? *exposed->second[nic] : *region->keys[first_nic_ + nic];
             const auto base = caps.virtual_addressing ? reinterpret_cast<uintptr_t>(region->base) : 0;
             remote.keys.push_back({mr.key, base});
         }
@@ -105,8 +106,10 @@ Status Endpoint::connect(std::span<const uint8_t> descriptor) {
         const size_t far = lane % remote->nics.size();
         auto peer = ports_[nic]->resolve(remote->nics[far].address);
         if (!peer) return peer.error();
+        if (!remote->regions.empty())
+            if (Status reached = ports_[nic]->reach(*peer); !reached) return reached;
         routes_.push_back({far, *peer});
-        lanes_.push_back({static_cast<uint32_t>(nic), sharing(nic, ports_.size()),
+        lanes_.push_back({static_cast<uint32_t>(first_nic_ + nic), sharing(nic, ports_.size()),
                           remote->nics[far].max_ops / sharing(far, remote->nics.size())});
     }
     remote_ = std::move(*remote);
@@ -145,7 +148,7 @@ Status Endpoint::check(const WritePlan& plan) const {
 }
 
 PostResult Endpoint::post(size_t lane, const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) {
-    const size_t nic = lanes_[lane].nic;
+    const size_t nic = lanes_[lane].nic - first_nic_;
     const Route& route = routes_[lane];
     const LocalRegion* source = regions_.find(plan.geometry().src_region);
     if (source == nullptr) return {PostOutcome::Refused, FI_EINVAL};  // unregistered since it was checked
@@ -158,11 +161,11 @@ PostResult Endpoint::post(size_t lane, const WritePlan& plan, const WriteBatch& 
         write.pieces[i] = {source->base + segment.src_offset, target.base + segment.dst_offset, segment.nbytes};
     }
     write.imm = imm;
-    write.descriptor = source->keys[nic]->descriptor;
+    write.descriptor = source->keys[first_nic_ + nic]->descriptor;
     write.key = target.key;
     write.peer = route.peer;
     const PostResult result = ports_[nic]->post(write, op);
-    if (result.outcome == PostOutcome::Posted) stat_add(stats_.nic_writes[nic]);
+    if (result.outcome == PostOutcome::Posted) stat_add(stats_.nic_writes[first_nic_ + nic]);
     return result;
 }
 

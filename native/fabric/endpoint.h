@@ -23,8 +23,10 @@ namespace pdd {
 
 class Endpoint final : public WritePort {
   public:
-    static Result<std::unique_ptr<Endpoint>> open(uint32_t id, const Nics& nics, const RegionTable& regions,
-                                                  Stats& stats, uint32_t window_ops);
+    // On `nics`, the first of which is NIC `first_nic` of the worker's.
+    static Result<std::unique_ptr<Endpoint>> open(uint32_t id, std::span<const std::unique_ptr<Nic>> nics,
+                                                  size_t first_nic, const RegionTable& regions, Stats& stats,
+                                                  uint32_t window_ops);
 
     // What a peer needs to write into `regions` here.
     Result<std::string> describe(std::span<const uint32_t> regions);
@@ -48,7 +50,9 @@ class Endpoint final : public WritePort {
     // Status of closing the endpoints proper: an error means that the fence does not stand.
     Status close();
 
-    NicPort& port(size_t nic) { return *ports_[nic]; }
+    size_t num_ports() const { return ports_.size(); }
+    NicPort& port(size_t index) { return *ports_[index]; }
+    const ProviderCaps& caps(size_t index) const { return nics_[index]->caps(); }
 
   private:
     struct Route {
@@ -56,12 +60,14 @@ class Endpoint final : public WritePort {
         uint64_t peer;  // as the port calls it
     };
 
-    Endpoint(uint32_t id, const Nics& nics, const RegionTable& regions, Stats& stats, uint32_t max_inbound)
-        : id_(id), nics_(nics), regions_(regions), stats_(stats), max_inbound_(max_inbound) {}
+    Endpoint(uint32_t id, std::span<const std::unique_ptr<Nic>> nics, size_t first_nic, const RegionTable& regions,
+             Stats& stats, uint32_t max_inbound)
+        : id_(id), nics_(nics), first_nic_(first_nic), regions_(regions), stats_(stats), max_inbound_(max_inbound) {}
     Status check_remote(const Descriptor& remote) const;
 
     uint32_t id_;
-    const Nics& nics_;
+    std::span<const std::unique_ptr<Nic>> nics_;
+    size_t first_nic_;  // lanes, keys of regions and counts go by the worker's numbers
     const RegionTable& regions_;
     Stats& stats_;
     uint32_t max_inbound_;  // writes that the peer may have in flight to each port

@@ -4,6 +4,8 @@
 
 #include <future>
 
+#include "fabric/local_nic.h"
+
 namespace pdd {
 namespace {
 
@@ -25,6 +27,13 @@ Engine::Shared::Shared()
       }) {}
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config) {
+    if (config.provider == "local") {  // alone: no library is needed
+        return open(config, []() -> Result<Nics> {
+            Nics nics;
+            nics.push_back(std::make_unique<LocalNic>());
+            return nics;
+        });
+    }
     auto choice = choose_library(config.library, config.search);
     if (!choice) return choice.error();
     return open(config, [config, library = choice->library] { return pdd::open_nics(library, config); });
@@ -50,8 +59,9 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config, std::fu
         if (nics) {
             std::vector<ProviderCaps> caps;
             for (const auto& nic : *nics) caps.push_back(nic->caps());
-            Worker worker({{config.window_ops, config.window_bytes}, idle}, std::move(*nics), shared->commands,
-                          shared->watcher, shared->imms, shared->events, shared->stats);
+            if (config.local) nics->push_back(std::make_unique<LocalNic>());
+            Worker worker({{config.window_ops, config.window_bytes}, idle, config.local}, std::move(*nics),
+                          shared->commands, shared->watcher, shared->imms, shared->events, shared->stats);
             shared->worker = &worker;
             opened.set_value(std::move(caps));
             worker.run();
@@ -119,21 +129,21 @@ R Engine::call(std::function<R(Worker&)> work) {
 }
 
 // -- memory and endpoints ---------------------------------------------------------------------------------------------
-Result<uint32_t> Engine::add_region(uint8_t* base, uint64_t length) {
-    return call<Result<uint32_t>>([=](Worker& worker) { return worker.add_region(base, length); });
+Result<uint32_t> Engine::add_region(uint8_t* base, uint64_t length, int fd) {
+    return call<Result<uint32_t>>([=](Worker& worker) { return worker.add_region(base, length, fd); });
 }
 
 Status Engine::remove_region(uint32_t id) {
     return call<Status>([=](Worker& worker) { return worker.remove_region(id); });
 }
 
-Result<uint32_t> Engine::open_endpoint() {
+Result<uint32_t> Engine::open_endpoint(bool local) {
     uint32_t id = 0;
     {
         const std::lock_guard lock(registry_mutex_);
         id = ++last_endpoint_;
     }
-    const Status opened = call<Status>([=](Worker& worker) { return worker.open_endpoint(id); });
+    const Status opened = call<Status>([=](Worker& worker) { return worker.open_endpoint(id, local); });
     if (!opened) return opened.error();
     const std::lock_guard lock(registry_mutex_);
     open_endpoints_.insert(id);

@@ -38,6 +38,7 @@ struct EngineConfig {
     uint64_t window_bytes = 8 << 20;
     std::string idle = "auto";
     std::vector<int> cpus;
+    bool local = false;  // beside the provider, endpoints to peers on this host may be opened
 };
 
 class Engine {
@@ -49,16 +50,16 @@ class Engine {
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    const std::vector<ProviderCaps>& caps() const { return caps_; }  // one per NIC
+    const std::vector<ProviderCaps>& caps() const { return caps_; }  // one per NIC, without the local one
     int fileno() const { return shared_->events.fileno(); }
     std::vector<Event> drain(size_t max_events) { return shared_->events.drain(max_events); }
     // Closes endpoints and joins the threads; idempotent. After 5 s it gives up and says so: the thread is left behind.
     Status close();
 
-    Result<uint32_t> add_region(uint8_t* base, uint64_t length);
+    Result<uint32_t> add_region(uint8_t* base, uint64_t length, int fd = -1);
     Status remove_region(uint32_t id);
 
-    Result<uint32_t> open_endpoint();
+    Result<uint32_t> open_endpoint(bool local = false);
     Result<std::string> describe(uint32_t endpoint, std::vector<uint32_t> regions);
     Status connect(uint32_t endpoint, std::string descriptor);
     Status close_endpoint(uint32_t endpoint);

@@ -1,8 +1,9 @@
 // Nic and NicPort: the seam between pdd's workers and whatever carries their writes.
 //
 // A Nic registers memory and opens ports; a port is one peer's endpoint on it: it learns where the peer's ports are,
-// takes writes, hands out completions, and its close is the fence. Domain and FabricPort are the real ones, over
-// libfabric; a simulation brings its own and drives Worker::turn. Everything above this file is provider-free.
+// takes writes, hands out completions, and its close is the fence. Domain and FabricPort are those over libfabric,
+// LocalNic and LocalPort those between processes of one host; a simulation brings its own and drives Worker::turn.
+// Everything above this file is provider-free.
 //
 // Calls per write: one post, and one Sink call when it completes; none of them allocates. Owner: the worker's thread.
 #pragma once
@@ -41,6 +42,8 @@ class NicMemory {
     virtual ~NicMemory() = default;
     // 0 or a negative errno. Once; the destructor closes what was not.
     virtual int close() = 0;
+    // The memfd whose first bytes it is; for a NIC that hands memory itself to its peers. The caller keeps the fd.
+    virtual void lend(int) {}
 
     uint64_t key = 0;            // by which a peer's write names it
     void* descriptor = nullptr;  // by which a local write names it
@@ -78,6 +81,8 @@ class NicPort {
     virtual const std::vector<uint8_t>& address() const = 0;
     // Makes a peer's port known. Nothing is sent yet.
     virtual Result<uint64_t> resolve(std::span<const uint8_t> address) = 0;
+    // Proves that the peer can be written to, where that can be told before the first write. After resolve().
+    virtual Status reach(uint64_t) { return {}; }
     // `op` comes back by CompletionSink::on_write exactly once when posted, never otherwise.
     virtual PostResult post(const NicWrite& write, Op* op) = 0;
     // Hands out up to `budget` completions; returns how many there were. Providers land nothing unless they are polled.

@@ -6,7 +6,7 @@
 
 namespace pdd {
 
-Result<uint32_t> RegionTable::add(uint8_t* base, uint64_t length) {
+Result<uint32_t> RegionTable::add(uint8_t* base, uint64_t length, int fd) {
     if (base == nullptr || length == 0 || reinterpret_cast<uintptr_t>(base) + length < length)
         return Error{"register: " + std::to_string(length) + " bytes at " +
                          std::to_string(reinterpret_cast<uintptr_t>(base)) + " is no memory",
@@ -16,6 +16,7 @@ Result<uint32_t> RegionTable::add(uint8_t* base, uint64_t length) {
         const auto access = nic->caps().app_keys ? Access::Local : Access::Both;
         auto mr = nic->register_memory(base, length, access);
         if (!mr) return mr.error();
+        if (fd >= 0) (*mr)->lend(fd);
         region.keys.push_back(std::move(*mr));
     }
     regions_.emplace(next_id_, std::move(region));

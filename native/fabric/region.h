@@ -27,8 +27,8 @@ class RegionTable {
   public:
     explicit RegionTable(const Nics& nics) : nics_(nics) {}
 
-    // The new id; ids count up from 0 and are never given twice.
-    Result<uint32_t> add(uint8_t* base, uint64_t length);
+    // The new id; ids count up from 0 and are never given twice. `fd`: the memfd whose first bytes it is, or -1.
+    Result<uint32_t> add(uint8_t* base, uint64_t length, int fd);
     Status remove(uint32_t id);
     const LocalRegion* find(uint32_t id) const;
     size_t size() const { return regions_.size(); }

@@ -15,27 +15,27 @@ constexpr auto kNap = std::chrono::microseconds(500);  // without descriptors: t
 }  // namespace
 
 Sleeper::Sleeper(const Nics& nics, CommandQueue& commands)
-    : nics_(nics), commands_(commands), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
-    for (const auto& nic : nics_) can_wait_ = can_wait_ && nic->caps().wait_fd;
+    : commands_(commands), epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+    for (const auto& nic : nics) can_wait_ = can_wait_ && nic->caps().wait_fd;
     epoll_event event{};
     event.events = EPOLLIN;
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, commands_.fd(), &event);
 }
 
 void Sleeper::add(Endpoint& endpoint) {
-    for (size_t nic = 0; nic < nics_.size(); ++nic) {
-        NicPort& port = endpoint.port(nic);
+    for (size_t i = 0; i < endpoint.num_ports(); ++i) {
+        NicPort& port = endpoint.port(i);
         ports_.push_back(&port);
         epoll_event event{};
         event.events = EPOLLIN;
-        event.data.ptr = nics_[nic]->caps().sticky_wait ? &port : nullptr;
+        event.data.ptr = endpoint.caps(i).sticky_wait ? &port : nullptr;
         if (can_wait_) ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, port.wait_fd(), &event);
     }
 }
 
 void Sleeper::remove(Endpoint& endpoint) {
-    for (size_t nic = 0; nic < nics_.size(); ++nic) {
-        NicPort& port = endpoint.port(nic);
+    for (size_t i = 0; i < endpoint.num_ports(); ++i) {
+        NicPort& port = endpoint.port(i);
         std::erase(ports_, &port);
         std::erase(signalled_, &port);
         if (can_wait_) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, port.wait_fd(), nullptr);

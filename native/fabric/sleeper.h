@@ -26,7 +26,6 @@ class Sleeper {
   private:
     void take_back_signals();
 
-    const Nics& nics_;
     CommandQueue& commands_;
     UniqueFd epoll_;
     std::vector<NicPort*> ports_;

@@ -30,7 +30,7 @@ struct Stats {
     StatCell merged{0};          // plan entries that needed no write of their own
     StatCell again{0};           // posts that the provider asked to repeat
     StatCell wakeups{0};         // of the worker from blocking
-    std::array<StatCell, kMaxNics> nic_writes{};  // posted, per NIC
+    std::array<StatCell, kMaxNics + 1> nic_writes{};  // posted, per NIC; the local one last
     // now
     StatCell active_transfers{0};
     StatCell inflight_writes{0};

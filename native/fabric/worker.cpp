@@ -131,8 +131,13 @@ Sender* Worker::sender_of(uint64_t transfer, Transfer*& found) {
 }
 
 // -- synchronous ------------------------------------------------------------------------------------------------------
-Status Worker::open_endpoint(uint32_t id) {
-    auto endpoint = Endpoint::open(id, nics_, regions_, stats_, config_.window.ops);
+Status Worker::open_endpoint(uint32_t id, bool local) {
+    if (local && !config_.has_local) return Error{"open_endpoint: local peers are turned off", FI_EINVAL};
+    const std::span<const std::unique_ptr<Nic>> all(nics_);
+    const size_t num_fabric = all.size() - (config_.has_local ? 1 : 0);
+    const size_t first = local ? num_fabric : 0;
+    auto endpoint =
+        Endpoint::open(id, all.subspan(first, local ? 1 : num_fabric), first, regions_, stats_, config_.window.ops);
     if (!endpoint) return endpoint.error();
     sleeper_.add(**endpoint);
     peers_.emplace(id, std::make_unique<Peer>(
@@ -154,8 +159,8 @@ Status Worker::connect(uint32_t endpoint, const std::string& descriptor) {
     return peer->endpoint().connect({reinterpret_cast<const uint8_t*>(descriptor.data()), descriptor.size()});
 }
 
-Result<uint32_t> Worker::add_region(uint8_t* base, uint64_t length) {
-    auto id = regions_.add(base, length);
+Result<uint32_t> Worker::add_region(uint8_t* base, uint64_t length, int fd) {
+    auto id = regions_.add(base, length, fd);
     if (id) stat_add(stats_.regions);
     return id;
 }

@@ -27,6 +27,7 @@ namespace pdd {
 struct WorkerConfig {
     WindowSize window;  // of each peer on each NIC
     IdlePolicy idle;
+    bool has_local = false;  // the last NIC is for endpoints to peers on this host, and for those alone
 };
 
 // Keeps the calling thread on these CPUs; an empty list leaves it where it is. Not being allowed there (a cpuset) costs
@@ -49,10 +50,10 @@ class Worker {
     void close_all(TimePoint now);
 
     // -- called by commands of kind Call, on the worker's thread
-    Status open_endpoint(uint32_t id);
+    Status open_endpoint(uint32_t id, bool local);
     Result<std::string> describe(uint32_t endpoint, const std::vector<uint32_t>& regions);
     Status connect(uint32_t endpoint, const std::string& descriptor);
-    Result<uint32_t> add_region(uint8_t* base, uint64_t length);
+    Result<uint32_t> add_region(uint8_t* base, uint64_t length, int fd);
     Status remove_region(uint32_t id);
 
   private:

@@ -115,12 +115,15 @@ class Fabric:
         window_bytes: int = 8388608,
         idle: str = "auto",
         cpus: list[int] = ...,
+        local: bool = False,
     ) -> None:
         """bind: one local address (or domain name) per NIC; [] takes the NIC that other hosts reach best,
         or, with tcp, the one that has the local address `source`. Whole writes are striped over the NICs; NIC i writes
         to the peer's NIC i, and where counts differ the shorter list is gone through again. A NIC that takes nothing
         leaves its share to the others. window_*: in flight per peer and NIC; all peers of a NIC: four times that. require: the only provider to use. idle: "auto"
-        spins shortly, yields, then blocks; "spin" never blocks; "block" blocks at once. cpus: where the worker runs."""
+        spins shortly, yields, then blocks; "spin" never blocks; "block" blocks at once. cpus: where the worker runs.
+        local: endpoints to peers on this host may be opened, too. provider "local" opens nothing but such, and no
+        library."""
 
     @property
     def caps(self) -> dict[str, Any]:
@@ -134,19 +137,25 @@ class Fabric:
         """Closes endpoints, joins threads. Idempotent. Bounded (5 s). Events that wait can still be drained."""
 
     # memory
-    def register(self, address: int, nbytes: int) -> int:
-        """Region id, on every NIC; ids count from 0. The caller keeps the memory until unregister returns."""
+    def register(self, address: int, nbytes: int, fd: int = -1) -> int:
+        """Region id, on every NIC; ids count from 0. The caller keeps the memory until unregister returns.
+
+        fd: the memfd whose first `nbytes` are mapped there, sealed against shrinking; the caller keeps it. Local peers
+        are written to from such regions only."""
 
     def unregister(self, region: int) -> None:
         """Not a fence: close the endpoints that it was described on first."""
 
     # endpoints: one per peer, so that closing one fences exactly that peer
-    def open_endpoint(self) -> int: ...
+    def open_endpoint(self, local: bool = False) -> int:
+        """local: to a peer on this host, by memory that the two share. The fabric must have been opened so."""
+
     def describe(self, endpoint: int, regions: list[int]) -> bytes:
         """What the peer needs to write here: addresses of this endpoint and keys, bases, lengths of the regions."""
 
     def connect(self, endpoint: int, descriptor: bytes) -> None:
-        """Learns the peer's descriptor, once. Raises FabricError for a malformed or incompatible one."""
+        """Learns the peer's descriptor, once. Raises FabricError for a malformed or incompatible one, and for a local
+        peer that cannot be reached: it is on another host, in another network namespace, or of another user."""
 
     def close_endpoint(self, endpoint: int) -> None:
         """Fails what is not posted, closes, and answers with TRANSFER_DONE for each open transfer, then with

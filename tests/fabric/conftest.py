@@ -1,4 +1,8 @@
-"""Fixtures of the fabric tests: which libfabric, and pairs of nodes on it."""
+"""Fixtures of the fabric tests: what carries the writes, and pairs of nodes on it.
+
+`stack` and `best_stack` are everything that carries writes between processes here, shared memory too;
+`fabric_stack` and `best_fabric_stack` are libfabric alone, for what only a NIC has.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from tests.fabric.fabric_node import Node, RemoteNode, spawn
 
 @dataclass(frozen=True)
 class Stack:
-    """One libfabric with one provider."""
+    """One libfabric with one provider; or shared memory (provider "local"), which needs none."""
 
     library: str
     provider: str
@@ -36,15 +40,33 @@ def find_stack(source: str, provider: str) -> Stack:
     pytest.skip(f"no libfabric from {source}")
 
 
-@pytest.fixture(params=[("mpich-wheel", "tcp"), ("system", "net")], ids=lambda p: f"{p[0]}-{p[1]}")
+LOCAL = Stack("", "local", "")
+FABRICS = [("mpich-wheel", "tcp"), ("system", "net")]
+
+
+@pytest.fixture(params=[*FABRICS, None], ids=lambda p: f"{p[0]}-{p[1]}" if p else "local")
 def stack(request: pytest.FixtureRequest) -> Stack:
     """Every stack that pdd runs on without hardware."""
+    return LOCAL if request.param is None else find_stack(*request.param)
+
+
+@pytest.fixture(params=FABRICS, ids=lambda p: f"{p[0]}-{p[1]}")
+def fabric_stack(request: pytest.FixtureRequest) -> Stack:
     return find_stack(*request.param)
 
 
+@pytest.fixture(params=["fabric", "local"])
+def best_stack(request: pytest.FixtureRequest) -> Stack:
+    """The libfabric that a node would choose by itself, and what goes beside it."""
+    return LOCAL if request.param == "local" else choose_stack()
+
+
 @pytest.fixture
-def best_stack() -> Stack:
-    """The one that a node would choose by itself."""
+def best_fabric_stack() -> Stack:
+    return choose_stack()
+
+
+def choose_stack() -> Stack:
     try:
         chosen = native.library()
     except native.FabricError as error:

@@ -7,6 +7,7 @@ JSON lines over its pipes. Run as a script, this file is that other process.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -25,17 +26,24 @@ from pdd.fabric import _native as native
 PAGE = 4096
 
 
+def make_memory(name: str, nbytes: int) -> int:
+    """A memfd as ranks make it."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, nbytes)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
 class Node:
     """Everything takes and returns JSON values, so that it works through a pipe."""
 
     def __init__(self, library: str, provider: str, bind: list[str], num_pages: int, **options: Any) -> None:
         self.fabric = native.Fabric(library=library, provider=provider, bind=bind, **options)
         self.nbytes = num_pages * PAGE
-        fd = os.memfd_create("arena")
-        os.ftruncate(fd, self.nbytes)
+        fd = make_memory("arena", self.nbytes)
         self.memory = native.MappedMemory(fd, self.nbytes)
+        self.region = self.fabric.register(self.memory.address, self.nbytes, fd)
         os.close(fd)
-        self.region = self.fabric.register(self.memory.address, self.nbytes)
         self.events: list[list[Any]] = []
         self.watches: dict[int, native.Counter] = {}
 

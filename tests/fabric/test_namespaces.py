@@ -35,12 +35,12 @@ def push(writer: RemoteNode, reader: RemoteNode, ends: tuple[int, int], count: i
     return [now - then for now, then in zip(writer.call("stats")["nic_writes"], before, strict=True)]
 
 
-def test_a_cable_that_is_out_leaves_its_share_to_the_other(best_stack: Stack, hosts: tuple[Host, Host]) -> None:
+def test_a_cable_that_is_out_leaves_its_share_to_the_other(best_fabric_stack: Stack, hosts: tuple[Host, Host]) -> None:
     here, there = hosts
     count = 512
     there.set_link(1, False)
-    reader = spawn(best_stack.library, "tcp", there.addresses, 2 * count, prefix=there.prefix)
-    writer = spawn(best_stack.library, "tcp", here.addresses, 2 * count, prefix=here.prefix)
+    reader = spawn(best_fabric_stack.library, "tcp", there.addresses, 2 * count, prefix=there.prefix)
+    writer = spawn(best_fabric_stack.library, "tcp", here.addresses, 2 * count, prefix=here.prefix)
     try:
         shares = push(writer, reader, link(writer, reader), count)
         assert shares[0] > 0

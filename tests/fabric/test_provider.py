@@ -25,9 +25,9 @@ def test_the_newest_library_is_taken_and_the_others_say_why_not() -> None:
     assert native.library() == found, "asking again, with one loaded, must not change the answer"
 
 
-def test_a_configured_library_is_used_or_refused_but_never_replaced(stack: Stack, tmp_path: Path) -> None:
-    assert native.library(stack.library)["version"] == stack.version
-    assert native.library(str(Path(stack.library).parent))["path"] == stack.library
+def test_a_configured_library_is_used_or_refused_but_never_replaced(fabric_stack: Stack, tmp_path: Path) -> None:
+    assert native.library(fabric_stack.library)["version"] == fabric_stack.version
+    assert native.library(str(Path(fabric_stack.library).parent))["path"] == fabric_stack.library
     with pytest.raises(native.FabricError, match="no usable libfabric"):
         native.library(str(tmp_path / "libfabric.so.1"))
     (tmp_path / "libfabric.so.1").write_bytes(b"not a library")
@@ -43,37 +43,37 @@ def test_search_dirs_exist() -> None:
     ("provider", "reason"),
     [("tcp;ofi_rxm", "crashes"), ("sockets", "starves"), ("udp;ofi_rxd", "errors"), ("lnx", "no remote writes")],
 )
-def test_bad_providers_are_refused_with_the_reason(stack: Stack, provider: str, reason: str) -> None:
+def test_bad_providers_are_refused_with_the_reason(fabric_stack: Stack, provider: str, reason: str) -> None:
     with pytest.raises(native.FabricError, match=f"{provider} is refused: .*{reason}"):
-        native.probe(stack.library, provider)
+        native.probe(fabric_stack.library, provider)
     with pytest.raises(native.FabricError, match="is refused"):
-        native.Fabric(library=stack.library, provider=provider)
+        native.Fabric(library=fabric_stack.library, provider=provider)
 
 
-def test_an_unknown_provider_or_address_is_an_error_that_names_it(stack: Stack) -> None:
+def test_an_unknown_provider_or_address_is_an_error_that_names_it(fabric_stack: Stack) -> None:
     with pytest.raises(native.FabricError, match="fi_getinfo \\(nosuch"):
-        native.Fabric(library=stack.library, provider="nosuch")
+        native.Fabric(library=fabric_stack.library, provider="nosuch")
     with pytest.raises(native.FabricError, match="at 203\\.0\\.113\\.77"):
-        native.Fabric(library=stack.library, bind=["203.0.113.77"])
+        native.Fabric(library=fabric_stack.library, bind=["203.0.113.77"])
     with pytest.raises(native.FabricError, match="idle policy 'lazy'"):
-        native.Fabric(library=stack.library, idle="lazy")
+        native.Fabric(library=fabric_stack.library, idle="lazy")
 
 
-def test_what_the_tcp_stacks_offer(stack: Stack) -> None:
-    nics = native.probe(stack.library, "tcp")
+def test_what_the_tcp_stacks_offer(fabric_stack: Stack) -> None:
+    nics = native.probe(fabric_stack.library, "tcp")
     assert "127.0.0.1" in {nic["address"] for nic in nics}
     assert len({(nic["domain"], nic["address"]) for nic in nics}) == len(nics)
     for nic in nics:
-        assert nic["provider"] == stack.provider
-        assert nic["library_version"] == stack.version
+        assert nic["provider"] == fabric_stack.provider
+        assert nic["library_version"] == fabric_stack.version
         assert (nic["wire"], nic["addressing"], nic["app_keys"], nic["fence"]) == ("tcp", "offset", True, "endpoint")
         assert nic["imm_bytes"] >= 4
         assert nic["wait_fd"] is True
-    assert [native.probe(stack.library, name)[0]["provider"] for name in ("auto", "net")] == [stack.provider] * 2
+    assert [native.probe(fabric_stack.library, name)[0]["provider"] for name in ("auto", "net")] == [fabric_stack.provider] * 2
 
 
-def test_nics_that_other_hosts_reach_come_first(stack: Stack) -> None:
-    addresses = [nic["address"] for nic in native.probe(stack.library, "tcp")]
+def test_nics_that_other_hosts_reach_come_first(fabric_stack: Stack) -> None:
+    addresses = [nic["address"] for nic in native.probe(fabric_stack.library, "tcp")]
 
     def reach(address: str) -> int:
         if address in ("127.0.0.1", "::1"):
@@ -83,8 +83,8 @@ def test_nics_that_other_hosts_reach_come_first(stack: Stack) -> None:
     assert [reach(a) for a in addresses] == sorted((reach(a) for a in addresses), reverse=True)
 
 
-def test_shm_says_that_it_has_no_fence(best_stack: Stack, nodes: NodeFactory) -> None:
-    shm = Stack(best_stack.library, "shm", best_stack.version)
+def test_shm_says_that_it_has_no_fence(best_fabric_stack: Stack, nodes: NodeFactory) -> None:
+    shm = Stack(best_fabric_stack.library, "shm", best_fabric_stack.version)
     reader, writer = nodes.there(shm, 64, []), nodes.here(shm, 64, [])
     assert (writer.caps()["fence"], writer.caps()["addressing"]) == ("none", "virtual")
     writer.fill(1)
@@ -107,8 +107,8 @@ def test_importing_the_package_loads_no_native_code_and_no_libfabric() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_registering_names_what_is_wrong(stack: Stack, nodes: NodeFactory) -> None:
-    node = nodes.here(stack, 4, ["127.0.0.1"])
+def test_registering_names_what_is_wrong(fabric_stack: Stack, nodes: NodeFactory) -> None:
+    node = nodes.here(fabric_stack, 4, ["127.0.0.1"])
     with pytest.raises(native.FabricError, match="register: 0 bytes"):
         node.fabric.register(node.memory.address, 0)
     with pytest.raises(native.FabricError, match="no region 77"):

@@ -38,10 +38,10 @@ def exchange(writer: Node, reader: RemoteNode, to_reader: int, from_writer: int,
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(1, 1), (2, 2), (4, 4), (1, 2), (2, 1), (1, 4), (4, 1), (2, 4), (4, 2), (2, 3), (3, 2)]
 )
-def test_every_nic_takes_part_and_the_sum_is_the_same(ours: int, theirs: int, stack: Stack, nodes: NodeFactory) -> None:
+def test_every_nic_takes_part_and_the_sum_is_the_same(ours: int, theirs: int, fabric_stack: Stack, nodes: NodeFactory) -> None:
     count = 256
-    reader = nodes.there(stack, 2 * count, nics(theirs))
-    writer = nodes.here(stack, 2 * count, nics(ours))
+    reader = nodes.there(fabric_stack, 2 * count, nics(theirs))
+    writer = nodes.here(fabric_stack, 2 * count, nics(ours))
     writer.fill(1)
     to_reader, from_writer = link(writer, reader)
     for seed in range(4):  # the first may be over before the last NIC is connected
@@ -54,9 +54,9 @@ def test_every_nic_takes_part_and_the_sum_is_the_same(ours: int, theirs: int, st
     assert reader.call("stats")["stale_units"] == reader.call("stats")["errors"] == 0
 
 
-def test_nics_are_paired_by_their_number(best_stack: Stack, nodes: NodeFactory) -> None:
-    reader = nodes.there(best_stack, 256, nics(4))
-    writer = nodes.here(best_stack, 256, nics(2))
+def test_nics_are_paired_by_their_number(best_fabric_stack: Stack, nodes: NodeFactory) -> None:
+    reader = nodes.there(best_fabric_stack, 256, nics(4))
+    writer = nodes.here(best_fabric_stack, 256, nics(2))
     link_of = link(writer, reader)
     for seed in range(4):
         exchange(writer, reader, *link_of, 128, seed)
@@ -65,10 +65,10 @@ def test_nics_are_paired_by_their_number(best_stack: Stack, nodes: NodeFactory) 
     assert pairs == {(one, one), (two, two), (one, three), (two, four)}
 
 
-def test_a_nic_that_takes_nothing_leaves_its_share_to_the_others(stack: Stack, nodes: NodeFactory) -> None:
+def test_a_nic_that_takes_nothing_leaves_its_share_to_the_others(fabric_stack: Stack, nodes: NodeFactory) -> None:
     count = 512
-    reader = nodes.there(stack, 2 * count, nics(3))
-    writer = nodes.here(stack, 2 * count, nics(3), window_ops=4)
+    reader = nodes.there(fabric_stack, 2 * count, nics(3))
+    writer = nodes.here(fabric_stack, 2 * count, nics(3), window_ops=4)
     writer.fill(1)
     to_reader, from_writer = link(writer, reader)
     writer.fabric.inject_fault("again", 1, FOREVER, nic=1)
@@ -83,10 +83,10 @@ def test_a_nic_that_takes_nothing_leaves_its_share_to_the_others(stack: Stack, n
     assert writer.fabric.stats()["nic_writes"][1] > 0
 
 
-def test_a_nic_whose_window_is_full_stops_no_other(best_stack: Stack, nodes: NodeFactory) -> None:
+def test_a_nic_whose_window_is_full_stops_no_other(best_fabric_stack: Stack, nodes: NodeFactory) -> None:
     count = 512
-    reader = nodes.there(best_stack, 2 * count, nics(2))
-    writer = nodes.here(best_stack, 2 * count, nics(2), window_ops=4)
+    reader = nodes.there(best_fabric_stack, 2 * count, nics(2))
+    writer = nodes.here(best_fabric_stack, 2 * count, nics(2), window_ops=4)
     to_reader, from_writer = link(writer, reader)
     for seed in range(3):
         exchange(writer, reader, to_reader, from_writer, 64, seed)  # both are connected
@@ -106,11 +106,11 @@ def test_a_nic_whose_window_is_full_stops_no_other(best_stack: Stack, nodes: Nod
     assert failed == 0
 
 
-def test_a_nic_that_dies_ends_its_link_once_and_no_other(stack: Stack, nodes: NodeFactory) -> None:
+def test_a_nic_that_dies_ends_its_link_once_and_no_other(fabric_stack: Stack, nodes: NodeFactory) -> None:
     pages = 16384
-    victim = nodes.there(stack, 2 * pages, nics(2))
-    other = nodes.there(stack, 256, ["127.0.0.5", "127.0.0.6"])
-    writer = nodes.here(stack, 2 * pages, nics(2))
+    victim = nodes.there(fabric_stack, 2 * pages, nics(2))
+    other = nodes.there(fabric_stack, 256, ["127.0.0.5", "127.0.0.6"])
+    writer = nodes.here(fabric_stack, 2 * pages, nics(2))
     to_victim, from_writer = link(writer, victim)
     to_other, at_other = link(writer, other)
     for seed in range(3):

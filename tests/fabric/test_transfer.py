@@ -198,19 +198,19 @@ def test_a_new_and_an_old_libfabric_understand_each_other(nodes: NodeFactory) ->
 
 
 @pytest.mark.parametrize("where", ["::1", "lo"])
-def test_a_node_binds_to_ipv6_and_to_an_interface(where: str, stack: Stack, nodes: NodeFactory) -> None:
+def test_a_node_binds_to_ipv6_and_to_an_interface(where: str, fabric_stack: Stack, nodes: NodeFactory) -> None:
     try:
-        reader = nodes.there(stack, 8, [where])
+        reader = nodes.there(fabric_stack, 8, [where])
     except EOFError:
         pytest.skip(f"no {where} here")
-    writer = nodes.here(stack, 8, [where])
+    writer = nodes.here(fabric_stack, 8, [where])
     writer.fill(5)
     to_reader, from_writer = link(writer, reader)
     key = reader.call("imm_allocate", from_writer)
     reader.call("imm_arm", key, 8)
     writer.push(to_reader, key, list(range(8)), list(range(8)))
     assert reader.whole(key, list(range(8))) == writer.digests(list(range(8)))
-    other = nodes.here(stack, 8, ["127.0.0.1"])
+    other = nodes.here(fabric_stack, 8, ["127.0.0.1"])
     if where == "::1":
         with pytest.raises(native.FabricError, match="IPv4 against IPv6"):
             other.connect(other.open(), reader.describe(reader.open()))

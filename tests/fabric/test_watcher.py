@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pdd.fabric import _native as native
-from tests.fabric.conftest import Pair, Stack
-from tests.fabric.fabric_node import PAGE
+from tests.fabric.conftest import Pair, Stack, link
+from tests.fabric.fabric_node import PAGE, make_memory
 
 LAYERS = 6
 
@@ -36,11 +36,11 @@ def test_layers_of_another_process_arrive_as_its_counter_moves(stack: Stack, mak
     pair = make_pair(stack, num_pages=LAYERS * pages)
     fabric = pair.writer.fabric
     counter, counter_fd = native.Counter.create()
-    arena_fd = os.memfd_create("kv")
     nbytes = LAYERS * pages * PAGE
-    os.ftruncate(arena_fd, nbytes)
+    arena_fd = make_memory("kv", nbytes)
     memory = native.MappedMemory(arena_fd, nbytes)
-    region = fabric.register(memory.address, nbytes)
+    region = fabric.register(memory.address, nbytes, arena_fd)
+    pair.to_reader, pair.from_writer = link(pair.writer, pair.reader)  # a local peer is lent what there is when it links
     rank = subprocess.Popen(
         [sys.executable, "-c", RANK, str(counter_fd), str(arena_fd), str(nbytes), str(pages)],
         stdin=subprocess.PIPE,
