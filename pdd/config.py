@@ -201,6 +201,11 @@ class Fabric(Section):
     library: str = Field(default="", description="Path of libfabric.so.1. Empty: the newest one found.")
     bind: Strings = Field(default=(), description="Local address or domain name per NIC. Empty: chosen.")
     require: RequiredProvider = Field(default="", description="Provider that must be in use, else the start fails. Empty: any.")
+    local: Literal["auto", "off"] = Field(
+        default="auto",
+        description="auto: between two nodes of one host and one user, KV is copied through memory that both see, "
+        "unless fabric.require is set. off: it takes the fabric there, too.",
+    )
     window_ops: int = Field(default=64, ge=1, le=65536, description="Writes in flight per peer and NIC.")
     window_bytes: Size = Field(default=8 << 20, ge=4096, description="Bytes in flight per peer and NIC.")
     idle: Literal["auto", "spin", "block"] = Field(

@@ -230,13 +230,13 @@ class Metrics:
             registry=self.registry,
         )
         for via in PROVIDERS:
-            self.sees_provider(via)
+            self.sees_way(via)
         self.requests = self._counter(
             "requests", "Requests ended, by how.", ["outcome"], [(outcome,) for outcome in OUTCOMES]
         )
         self.cached_tokens = self._counter("cached_tokens", "Prompt tokens whose KV was reused.", [], [])
 
-    def sees_provider(self, via: str) -> None:
+    def sees_way(self, via: str) -> None:
         """KV travels over `via`: its label sets exist from now on."""
         for direction in DIRECTIONS:
             self.kv_transfer.labels(direction, via)

@@ -45,7 +45,8 @@ class Node:
         for item in sets:
             self.argv += ["--set", item]
         self.cpus = cpus
-        self.env = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
+        # All of these nodes are on one host: those that do not ask (--set fabric.local=auto) use the network.
+        self.env = {**os.environ, "PYTHONUNBUFFERED": "1", "PDD_FABRIC__LOCAL": "off", **(env or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Node:

@@ -22,6 +22,7 @@ from pdd.daemon.ledger import Entry
 from pdd.engine.snapshot import EngineSnapshot
 from pdd.errors import AmbiguousRequest, NoSuchRequest, RequestCancelled
 from pdd.messenger.status import PeerStatus
+from pdd.messenger.way import LOCAL
 from pdd.metrics import PAGE_STATES
 from pdd.topology import report, sysfs
 
@@ -119,7 +120,8 @@ class Documents:
         )
         rows = tuple(
             schema.Transfer(
-                peer=flow.peer, direction=flow.direction, via=view.provider, nic=view.nics or None,
+                peer=flow.peer, direction=flow.direction, via=flow.via or None,
+                nic=(view.nics or None) if flow.via != LOCAL else None,
                 state=states.get(flow.peer, "down"), writes=flow.writes, bytes=flow.bytes, units=flow.units,
                 inflight=inflight[flow.peer, flow.direction], failed=flow.failed, p50_seconds=flow.seconds(0.5),
                 p99_seconds=flow.seconds(0.99),
@@ -161,7 +163,7 @@ class Documents:
 
     def _context(self) -> request_rows.Context:
         return request_rows.Context(
-            now=time.monotonic(), via=self._view.provider or None, page_size=self._node.config.kv.page_size,
+            now=time.monotonic(), page_size=self._node.config.kv.page_size,
         )
 
     def cancel(self, wanted: str) -> schema.Cancelled:

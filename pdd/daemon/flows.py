@@ -41,6 +41,7 @@ class Flow:
 
     peer: str
     direction: str  # OUT: written by this node; IN: counted here
+    via: str = ""  # what carried the latest: a provider, or "local"
     writes: int = 0
     bytes: int = 0
     units: int = 0
@@ -62,10 +63,12 @@ class Flows:
         self.names = Names()
         self._by_link: dict[tuple[str, str], Flow] = {}
 
-    def of(self, peer: str, direction: str) -> Flow:
-        """The flow of a peer that named itself `peer`; a new one is all zero."""
+    def of(self, peer: str, direction: str, via: str = "") -> Flow:
+        """The flow of a peer that named itself `peer`, now carried by `via` if that is given; a new one is all zero."""
         name = self.names.label(peer)
-        return self._by_link.setdefault((name, direction), Flow(name, direction))
+        flow = self._by_link.setdefault((name, direction), Flow(name, direction))
+        flow.via = via or flow.via
+        return flow
 
     def all(self) -> list[Flow]:
         return list(self._by_link.values())

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pdd.address import parse_address
@@ -33,6 +34,7 @@ from pdd.topology.pairing import host_rail_group
 
 _log = logging.getLogger("pdd.fabric")
 _RDMA = "/sys/class/infiniband"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -49,11 +51,12 @@ class KvFabric:
         self._rdma_devices = sorted(os.listdir(_RDMA)) if os.path.isdir(_RDMA) else []
         wanted = config.fabric
         towards = _addresses_towards(config)
+        self._host = boot_id() if wanted.local == "auto" and not wanted.require else ""
         try:
             self.fabric = _native.Fabric(
                 provider=wanted.provider, library=wanted.library, bind=list(wanted.bind), source=choose_source(towards),
                 require=wanted.require, window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
-                cpus=list(host_rail_group(sysfs.read()).cpus),
+                cpus=list(host_rail_group(sysfs.read()).cpus), local=bool(self._host),
             )
         except _native.FabricError as error:
             hint = f"fabric.require = {wanted.require} allows nothing else" if wanted.require else (
@@ -72,9 +75,10 @@ class KvFabric:
             endpoint_failed=_native.ENDPOINT_FAILED, endpoint_closed=_native.ENDPOINT_CLOSED,
         ))
         _log.info(
-            "%s over %s, libfabric %s (%s)", self.caps["provider"],
+            "%s over %s, libfabric %s (%s); %s", self.caps["provider"],
             ", ".join(nic["address"] or nic["domain"] for nic in self.caps["nics"]), self.caps["library_version"],
             self.caps["library_path"],
+            "memory to peers on this host" if self._host else "to peers on this host, too",
         )
 
     def take_memory(self, ranks: Sequence[RankInfo]) -> None:
@@ -86,7 +90,10 @@ class KvFabric:
         self._ranks = ranks
         self._memory = [_native.MappedMemory(rank.kv_fd, rank.ready.kv_bytes) for rank in ranks]
         try:
-            self.regions = tuple(self.fabric.register(memory.address, memory.nbytes) for memory in self._memory)
+            self.regions = tuple(
+                self.fabric.register(memory.address, memory.nbytes, rank.kv_fd)
+                for memory, rank in zip(self._memory, ranks, strict=True)
+            )
         except _native.FabricError as error:
             raise LimitError(
                 f"the KV pool cannot be registered: {error}",
@@ -121,6 +128,7 @@ class KvFabric:
             name=config.node.name, role=config.node.role, epoch=epoch, version=version, provider=self.provider,
             geometry=geometry, regions=self.regions, token=token,
             max_tokens=min(rank.max_context, rank.num_pages * rank.page_size) if peers.listen else 0,
+            host=self._host,
         )
         settings = LinkSettings(
             heartbeat=peers.heartbeat, suspect_after=peers.suspect_after, dead_after=peers.dead_after,
@@ -132,6 +140,11 @@ class KvFabric:
         )
 
     # -- documents ----------------------------------------------------------------------------------------------------
+    @property
+    def may_be_local(self) -> bool:
+        """Whether KV of peers on this host goes through memory."""
+        return bool(self._host)
+
     def stats(self) -> dict[str, Any]:
         return self.fabric.stats()
 
@@ -153,6 +166,14 @@ class KvFabric:
             "one that does, and fabric.require so that nothing less is used"
         )
         return (schema.Finding(id="F011", level="warn", message=message),)
+
+
+def boot_id() -> str:
+    """Of the kernel that this process runs on; "" where there is none to read."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _addresses_towards(config: Config) -> dict[str, str]:

@@ -47,6 +47,7 @@ class Entry:
     units: int = 0
     writes: int = 0
     bytes: int = 0
+    via: str = ""  # what carried them
     busy_seconds: float = 0.0  # prefill: time with writes queued or in flight
     exposed_seconds: float | None = None  # prefill: of it, after the last layer's attention
 
@@ -127,7 +128,7 @@ class Ledger:
         entry = self._live.get(done.request_id)
         if entry is None:
             return
-        entry.peer, entry.asked, entry.why = done.peer, done.asked, done.why
+        entry.peer, entry.asked, entry.why, entry.via = done.peer, done.asked, done.why, done.via
         if done.whole:
             entry.whole, entry.pages, entry.units, entry.bytes = done.finished, done.pages, done.units, done.bytes
 
@@ -137,7 +138,7 @@ class Ledger:
             job.request_id, "prefill", job.received, job.num_tokens, peer=job.peer, attempt=job.attempt, attempts=1,
             started=job.started, computed=job.computed, finished=job.finished,
             reason=_FINISH.get(job.reason, FinishReason.ERROR).value,
-            error=job.error, pages=job.pages, units=job.units, writes=job.writes, bytes=job.bytes,
+            error=job.error, pages=job.pages, units=job.units, writes=job.writes, bytes=job.bytes, via=job.via,
             busy_seconds=job.busy_seconds, exposed_seconds=job.exposed_seconds,
         )
         self._keep(entry)

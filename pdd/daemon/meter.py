@@ -25,12 +25,6 @@ class Meter:
         self._metrics = metrics
         self._ledger = ledger
         self._latencies = latencies
-        self._via = ""
-
-    def goes_via(self, via: str) -> None:
-        """The fabric is open, over this provider."""
-        self._via = via
-        self._metrics.sees_provider(via)
 
     def engine_event(self, event: EngineEvent) -> None:
         match event:
@@ -50,24 +44,24 @@ class Meter:
             self.failures[done.reason] += 1
         if not done.peer:  # nobody was asked
             return
-        flow = self.flows.of(done.peer, IN)
+        flow = self.flows.of(done.peer, IN, done.via)
         if done.whole:
             seconds = 0.0 if done.asked is None else done.finished - done.asked  # None: there was nothing to send
             flow.bytes += done.bytes
             flow.units += done.units
             flow.times.append(seconds)
-            self._metrics.kv_transfer.labels(IN, self._via).observe(seconds)
+            self._metrics.kv_transfer.labels(IN, done.via).observe(seconds)
             self._latencies.kv_wait.observe(seconds)
         elif done.reason != "cancelled":
             flow.failed += 1
 
     def job_done(self, done: JobDone) -> None:
         """A prefill for a decoder is over."""
-        flow = self.flows.of(done.peer, OUT)
+        flow = self.flows.of(done.peer, OUT, done.via)
         flow.writes += done.writes
         flow.bytes += done.bytes
         flow.units += done.units
         flow.failed += done.reason not in ("", "cancelled")
         if done.whole and done.started is not None:
             flow.times.append(done.busy_seconds)
-            self._metrics.kv_transfer.labels(OUT, self._via).observe(done.busy_seconds)
+            self._metrics.kv_transfer.labels(OUT, done.via).observe(done.busy_seconds)

@@ -58,6 +58,7 @@ from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.router import route
 from pdd.messenger.settings import DecoderSettings
 from pdd.messenger.status import AttemptDone, JobDone
+from pdd.messenger.way import LOCAL
 from pdd.metrics import Metrics
 from pdd.model.tokenizer import Tokenizer
 from pdd.version import VERSION
@@ -202,7 +203,9 @@ class Node:
     async def _register_memory(self, fabric: KvFabric) -> None:
         self.phase = Phase("register")
         await asyncio.to_thread(fabric.take_memory, self.ranks)
-        self.meter.goes_via(fabric.provider)
+        self.metrics.sees_way(fabric.provider)
+        if fabric.may_be_local:
+            self.metrics.sees_way(LOCAL)
 
     def _start_engine(self) -> None:
         assert self._executor is not None

@@ -24,7 +24,6 @@ class Context:
     """What all rows of a document share."""
 
     now: float  # the clock of rows and entries
-    via: str | None
     page_size: int
 
 
@@ -128,7 +127,7 @@ def _timed(request: schema.Request, entry: Entry | None, context: Context) -> sc
         prefill = _between(entry.started, entry.first_token if generates else entry.computed)
     transfer = schema.RequestTransfer(
         pages=entry.pages, units=entry.units, writes=entry.writes or None, bytes=entry.bytes,
-        via=context.via,
+        via=entry.via or None,
     ) if entry.units else None
     return msgspec.structs.replace(
         request, peer=entry.peer or None, attempt=entry.attempt, attempts=entry.attempts, prompt=entry.prompt,

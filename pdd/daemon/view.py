@@ -169,5 +169,5 @@ class NodeView:
         flows = self._node.meter.flows
         for status, direction in (*((s, IN) for s in self.dialled()), *((s, OUT) for s in self.callers())):
             if status.state in ("up", "suspect"):  # else it has no name yet
-                flows.of(status.name, direction)
+                flows.of(status.name, direction, status.via)
         return flows.all()

@@ -374,6 +374,7 @@ class Decoder:
                 peer=attempt.link.name if attempt.link is not None else "", whole=whole, why=attempt.state.why,
                 reason="" if whole else reason(attempt), asked=attempt.asked, finished=attempt.state.since,
                 units=attempt.arrived_units, bytes=num_bytes, pages=attempt.arrived_pages,
+                via=attempt.link.via if attempt.link is not None else "",
             )
         )
 

@@ -25,12 +25,14 @@ class LinkEndpoint:
 
     def __init__(
         self, fabric: FabricPort, events: FabricEvents, handler: EndpointHandler, regions: Sequence[int],
-        threads: Executor,
+        threads: Executor, open_it: Callable[[], int],
     ) -> None:
+        """`open_it`: the call of `fabric` that opens an endpoint of the right kind."""
         self.ident: int | None = None
+        self.handler = handler  # who hears of it now
+        self._open_it = open_it
         self._fabric = fabric
         self._events = events
-        self._handler = handler
         self._regions = list(regions)
         self._threads = threads
         self._opening: asyncio.Task[None] | None = None
@@ -57,25 +59,32 @@ class LinkEndpoint:
         if self.ident is not None:
             self._close(self.ident)
         elif self._opening is None or self._opening.done():
-            self._handler.endpoint_closed()
+            self.handler.endpoint_closed()
 
     def gone(self) -> None:
         """It has closed by itself."""
         self._is_closing = True
 
+    # -- fabric events (EndpointHandler) ----------------------------------------------------------------------------
+    def endpoint_failed(self, message: str) -> None:
+        self.handler.endpoint_failed(message)
+
+    def endpoint_closed(self) -> None:
+        self.handler.endpoint_closed()
+
     # -- inside ---------------------------------------------------------------------------------------------------
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            ident = await loop.run_in_executor(self._threads, self._fabric.open_endpoint)
+            ident = await loop.run_in_executor(self._threads, self._open_it)
         except RuntimeError as error:
             if not self._is_closing:
                 raise
             _log.debug("an endpoint that nobody waits for any more did not open: %s", error)
-            self._handler.endpoint_closed()
+            self.handler.endpoint_closed()
             return
         self.ident = ident
-        self._events.on_endpoint(ident, self._handler)
+        self._events.on_endpoint(ident, self)
         if self._is_closing:
             self._close(ident)
 
@@ -87,4 +96,4 @@ class LinkEndpoint:
         try:
             self._fabric.close_endpoint(ident)
         except RuntimeError as error:
-            self._handler.endpoint_failed(f"it cannot be closed: {error}")
+            self.handler.endpoint_failed(f"it cannot be closed: {error}")

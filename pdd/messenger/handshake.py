@@ -47,6 +47,15 @@ class LocalNode:
     token: bytes | None = dataclasses.field(default=None, repr=False)
     max_tokens: int = 0  # most tokens of one prompt that this node prefills for a peer; 0: it prefills for nobody
     versions: Range = OURS  # of the peer protocol
+    host: str = ""  # boot id of this host, where KV may go through memory to peers on it; "": never
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Offer:
+    """How a node can be written to on one link."""
+
+    descriptor: bytes
+    local: bytes = b""  # by a peer on the same host
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,23 +120,25 @@ async def authenticate(stream: FrameStream, node: LocalNode, *, initiator: bool)
 
 
 async def exchange_hello(
-    stream: FrameStream, node: LocalNode, *, dialled: str, describe: Callable[[], Awaitable[bytes]],
+    stream: FrameStream, node: LocalNode, *, dialled: str, describe: Callable[[wire.Hello | None], Awaitable[Offer]],
     compare: Compare,
 ) -> wire.Hello:
-    """Hello both ways; returns the peer's. `dialled`: the address, "" for the acceptor. `describe` opens the endpoint.
+    """Hello both ways; returns the peer's. `dialled`: the address, "" for the acceptor. `describe` opens the endpoint,
+    the acceptor's in knowledge of the initiator's hello.
 
     Raises:
         Refusal: the nodes do not fit; names the fields. The other end learns the same.
     """
 
-    def hello(descriptor: bytes) -> wire.Hello:
+    def hello(offer: Offer) -> wire.Hello:
         return wire.Hello(
             name=node.name, role=node.role, epoch=node.epoch, provider=node.provider, geometry=node.geometry,
-            descriptor=descriptor, version=node.version, dialled=dialled[:256], max_tokens=node.max_tokens,
+            descriptor=offer.descriptor, version=node.version, dialled=dialled[:256], max_tokens=node.max_tokens,
+            host=node.host if offer.local else "", local=offer.local,
         )
 
     if dialled:
-        stream.send(hello(await describe()))
+        stream.send(hello(await describe(None)))
         theirs = await _expect(stream, wire.Hello)
         _judge(node, theirs, compare, initiator=True)
         if not theirs.descriptor:
@@ -137,9 +148,9 @@ async def exchange_hello(
     try:
         _judge(node, theirs, compare, initiator=False)
     except PeerIncompatible:
-        stream.send(hello(b""))
+        stream.send(hello(Offer(b"")))
         raise
-    stream.send(hello(await describe()))
+    stream.send(hello(await describe(theirs)))
     return theirs
 
 

@@ -26,13 +26,13 @@ from typing import Protocol
 from pdd.errors import FabricFailure, PddError, PeerIncompatible, PeerLost, PeerProtocol
 from pdd.messenger import handshake, wire
 from pdd.messenger.awake import AwakeTime
-from pdd.messenger.endpoint import LinkEndpoint
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.goodbye import InOrder, goodbye, said
-from pdd.messenger.handshake import Compare, LocalNode
+from pdd.messenger.handshake import Compare, LocalNode, Offer
 from pdd.messenger.ports import FabricPort
 from pdd.messenger.settings import LinkSettings
+from pdd.messenger.way import LinkWay, Unreachable, WayContext
 from pdd.states import Clock, Recorder, State
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class PeerLink:
 
     def __init__(
         self, context: LinkContext, stream: FrameStream, handler: LinkHandler, *, initiator: bool, label: str,
-        admit: Callable[[PeerLink], None] | None = None,
+        admit: Callable[[PeerLink], None] | None = None, allow_local: bool = True,
     ) -> None:
         self.label = label  # the address dialled, or the one that called: for logs
         self.error: PddError | None = None  # why the link ended
@@ -119,7 +119,9 @@ class PeerLink:
         self.rtt_seconds: float | None = None
         self.fence_error = ""  # why the fence is not up, while it is not
         self._context = context
-        self._endpoint = LinkEndpoint(context.fabric, context.events, self, context.node.regions, context.threads)
+        self._way = LinkWay(
+            WayContext(context.node, context.fabric, context.events, context.threads), self, allow_local=allow_local
+        )
         self._stream = stream
         self._handler = handler
         self._initiator = initiator
@@ -160,7 +162,17 @@ class PeerLink:
     @property
     def endpoint(self) -> int | None:
         """The fabric's number of this link's endpoint, once it is open."""
-        return self._endpoint.ident
+        return self._way.ident
+
+    @property
+    def via(self) -> str:
+        """What carries the KV of this link: a provider's name, or "local"."""
+        return self._way.via
+
+    @property
+    def local_refusal(self) -> str:
+        """Why this link goes over the fabric though the peer is on this host; "" when there is nothing to say."""
+        return self._way.refusal
 
     @property
     def peer(self) -> wire.Hello:
@@ -207,7 +219,7 @@ class PeerLink:
             self._stream.close()
         except Exception:  # it cannot be told, for whatever reason; the reset tells it
             self._stream.abort()
-        self._endpoint.close()
+        self._way.close()
         self._ended.set()
         if self.was_up:
             self._tell(self._handler.link_down)
@@ -269,7 +281,7 @@ class PeerLink:
 
     def endpoint_closed(self) -> None:
         if self.state is not LinkState.CLOSING:  # the native side closed it by itself
-            self._endpoint.gone()
+            self._way.gone()
             self.fence(FabricFailure(f"the fabric endpoint of {self.name} was closed"))
         self._become_closed()
 
@@ -284,7 +296,7 @@ class PeerLink:
                     describe=self._open_endpoint, compare=context.compare,
                 )
                 self.hello = hello
-                await self._connect_endpoint(hello.descriptor)
+                await self._connect_endpoint(hello)
             if self.state is not LinkState.HANDSHAKE:  # fenced meanwhile
                 return
             if self._admit is not None:
@@ -304,15 +316,18 @@ class PeerLink:
         self._handler.link_up(self)
         self.beat_now()
 
-    async def _open_endpoint(self) -> bytes:
+    async def _open_endpoint(self, hello: wire.Hello | None) -> Offer:
         try:
-            return await self._endpoint.open()
+            return await (self._way.offer() if hello is None else self._way.answer(hello))
         except RuntimeError as error:  # FabricError
             raise FabricFailure(f"this node cannot open a fabric endpoint for {self.label}: {error}") from error
 
-    async def _connect_endpoint(self, descriptor: bytes) -> None:
+    async def _connect_endpoint(self, hello: wire.Hello) -> None:
         try:
-            await self._endpoint.connect(descriptor)
+            await self._way.connect(hello, initiator=self._initiator)
+        except Unreachable as error:
+            raise PeerLost(f"{self.name} is on this host, and its memory cannot be used: {error}",
+                           hint=f"the next link goes over {self._context.node.provider}") from error
         except RuntimeError as error:  # FabricError
             raise PeerIncompatible(f"the fabric cannot reach {self.name}: {error}") from error
 

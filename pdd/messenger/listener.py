@@ -15,7 +15,7 @@ from pdd.errors import PddError, PeerLost
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.goodbye import InOrder
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
-from pdd.messenger.peers import set_socket_options, wait_fenced, with_link
+from pdd.messenger.peers import set_socket_options, wait_fenced, way_text, with_link
 from pdd.messenger.quiet import QuietLog, level_of_end
 from pdd.messenger.status import PeerStatus
 
@@ -67,7 +67,7 @@ class PeerListener:
             with_link(
                 PeerStatus(
                     name=link.name, address=link.label, state=link.state.value, age_seconds=now - link.since,
-                    epoch=link.peer.epoch, via=self._context.node.provider, fence_error=link.fence_error,
+                    epoch=link.peer.epoch, via=link.via, fence_error=link.fence_error,
                     last_error=str(link.error or ""),
                 ),
                 link, *outstanding.get(link, (0, 0)),
@@ -132,4 +132,4 @@ class PeerListener:
                 continue
             if (other.peer.epoch, other.peer.dialled) == (link.peer.epoch, link.peer.dialled):
                 other.fence(PeerLost(f"{link.name} has opened a newer link"))
-        self._quiet.log(logging.INFO, f"decoder {link.name} at {link.label} is up (epoch {link.peer.epoch:016x})")
+        self._quiet.log(logging.INFO, f"decoder {link.name} at {link.label} is up (epoch {link.peer.epoch:016x}), {way_text(link)}")

@@ -69,6 +69,7 @@ class Peer:
         self.last_up: PeerLink | None = None  # the newest link that came up
         self.num_failures = 0  # dials in a row that did not come up
         self.num_connects = 0
+        self.allow_local = True  # until a link over memory could not be made, in this life of the peer
         self.quiet = quiet
 
     @property
@@ -248,10 +249,11 @@ class PeerTable:
         self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
         peer.link = PeerLink(
             self._context, FrameStream(reader, writer), self._handler, initiator=True, label=str(peer.address),
-            admit=admit,
+            admit=admit, allow_local=peer.allow_local,
         )
         try:
             await peer.link.run()
+            peer.allow_local = peer.allow_local and not (peer.link.local_refusal and not peer.link.was_up)
             if peer.link.error is not None:
                 self._note(peer, peer.link.error)
         finally:
@@ -262,6 +264,7 @@ class PeerTable:
         """Called when the handshake is done and before the link is used."""
         epoch = link.peer.epoch
         restarted = peer.epoch is not None and peer.epoch != epoch
+        peer.allow_local = peer.allow_local or restarted  # from its next link on
         peer.epoch = epoch
         twin = self._twin(peer)
         if twin is not None:
@@ -270,7 +273,7 @@ class PeerTable:
         peer.last_up = link
         peer.incompatible, peer.diff, peer.last_error = False, (), ""
         what = "restarted and is used again" if restarted else "is up"
-        peer.quiet.log(logging.INFO, f"prefiller {link.name} at {peer.address} {what} (epoch {epoch:016x})")
+        peer.quiet.log(logging.INFO, f"prefiller {link.name} at {peer.address} {what} (epoch {epoch:016x}), {way_text(link)}")
 
     def _note(self, peer: Peer, error: PddError) -> None:
         peer.last_error = str(error)
@@ -284,7 +287,7 @@ class PeerTable:
         base = PeerStatus(
             name=peer.link.name if peer.link is not None else str(peer.address), address=str(peer.address),
             state=peer.state, age_seconds=now - (link.since if link is not None else peer.down_since),
-            last_error=peer.last_error, epoch=peer.epoch, via=self._context.node.provider, diff=peer.diff,
+            last_error=peer.last_error, epoch=peer.epoch, via=self._context.node.provider if link is None else link.via, diff=peer.diff,
             num_connects=peer.num_connects, fence_error=self._fence_error(peer),
         )
         return base if link is None else with_link(base, link, *outstanding(link))
@@ -293,6 +296,12 @@ class PeerTable:
         """Of any link that this peer has had."""
         links = [link for link in (*self._fencing, peer.link) if link is not None and link.label == str(peer.address)]
         return next((link.fence_error for link in links if link.fence_error), "")
+
+
+def way_text(link: PeerLink) -> str:
+    """Over what the KV of a link travels, and why not through memory where it might."""
+    why = link.local_refusal
+    return f"KV over {link.via}" + (f": it is on this host, but {why}" if why else "")
 
 
 def with_link(base: PeerStatus, link: PeerLink, num_outstanding: int, outstanding_tokens: int) -> PeerStatus:

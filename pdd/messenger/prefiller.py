@@ -331,6 +331,7 @@ class Prefiller:
                 computed=job.computed, finished=self._context.clock(), num_tokens=job.num_tokens, units=end.ok,
                 writes=end.writes, bytes=end.bytes, busy_seconds=end.busy_seconds, exposed_seconds=end.exposed_seconds,
                 pages=pages_of(job.num_tokens, self._context.node.geometry.page_size) * end.ok // max(1, job.num_units),
+                via=job.link.via,
             )
         )
 

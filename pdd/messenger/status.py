@@ -19,7 +19,7 @@ class PeerStatus:
     last_error: str = ""
     epoch: int | None = None
     version: str = ""
-    via: str = ""  # fabric provider of this node's side
+    via: str = ""  # what carries KV: the fabric provider of this node's side, or "local"
     rtt_seconds: float | None = None
     draining: bool = False
     queued_tokens: int = 0
@@ -95,6 +95,7 @@ class AttemptDone:
     units: int  # counted
     bytes: int  # that those stand for, and
     pages: int  # of this node
+    via: str = ""  # what carried them
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class JobDone:
     busy_seconds: float  # with writes queued or in flight
     exposed_seconds: float  # of it, after the last layer
     pages: int  # of this node whose KV was written in all layers, or as good as that
+    via: str = ""  # what carried them
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -83,6 +83,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     version: ShortText  # of pdd, for the log
     dialled: ShortText = ""  # the initiator's word for the address; a newer link of the same word replaces the older
     max_tokens: Count = 0  # most tokens of one prompt that it will ever prefill for a peer; 0: it does not say
+    host: ShortText = ""  # boot id of its host, when KV may go through memory that both nodes see; "": it may not
+    local: bytes = b""  # descriptor of an endpoint for that: the initiator's offer; the acceptor's: that way is taken
 
 
 class PrefillRequest(msgspec.Struct, frozen=True, tag="prefill"):

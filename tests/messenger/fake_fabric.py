@@ -164,6 +164,7 @@ class FakeFabric:
         self.close_delay = 0.0
         self.never_close = False  # ENDPOINT_CLOSED never comes
         self.fail_open_endpoint = False
+        self.fail_open_local = ""  # how opening a local endpoint fails
         self.fail_open_transfer = False
         self.fail_close = ""  # how close_endpoint fails: "at once", "later" or not
         self.may_open, self.may_describe, self.may_connect = threading.Event(), threading.Event(), threading.Event()
@@ -200,8 +201,10 @@ class FakeFabric:
         os.eventfd_write(self._fd, 1)
 
     # -- endpoints ------------------------------------------------------------------------------------------------
-    def open_endpoint(self) -> int:
+    def open_endpoint(self, local: bool = False) -> int:
         self._wait(self.may_open)
+        if local and self.fail_open_local:
+            raise FakeFabricError(self.fail_open_local)
         if self.fail_open_endpoint:
             raise FakeFabricError("fi_endpoint: no such device")
         ident = next(self._ids)

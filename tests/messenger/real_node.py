@@ -1,12 +1,13 @@
 """A messenger node over the real fabric, with memory of its own and an engine that writes a pattern for KV.
 
-`python -m tests.messenger.real_node NAME PORT LAYER_SECONDS` is a prefiller process; it prints one line when it
-listens. Its engine runs on a thread, as the real one does.
+`python -m tests.messenger.real_node NAME PORT LAYER_SECONDS VIA` is a prefiller process; it prints one line when it
+listens. Its engine runs on a thread, as the real one does. VIA "local" allows KV to go through memory, "tcp" does not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import random
 import socket
@@ -35,6 +36,7 @@ from pdd.messenger.ports import EventKinds
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.settings import DecoderSettings, LinkSettings
 from pdd.states import record_nothing
+from tests.fabric.fabric_node import make_memory
 from tests.messenger.fake_engines import FakeDecodeEngine, Reservation
 
 KINDS = EventKinds(
@@ -59,10 +61,14 @@ def pattern(tokens: Sequence[int], page: int, layer: int) -> npt.NDArray[np.uint
 class Memory:
     """A rank's KV region, and the fabric that it is registered with."""
 
-    def __init__(self) -> None:
-        self.bytes = np.zeros(LAYOUT.region_bytes, np.uint8)
-        self.fabric = native.Fabric(bind=["127.0.0.1"])
-        self.region = self.fabric.register(self.bytes.ctypes.data, self.bytes.nbytes)
+    def __init__(self, via: str) -> None:
+        self.via = via
+        fd = make_memory("kv", LAYOUT.region_bytes)
+        self._mapping = native.MappedMemory(fd, LAYOUT.region_bytes)
+        self.bytes = self._mapping.view()
+        self.fabric = native.Fabric(bind=["127.0.0.1"], local=via == "local")
+        self.region = self.fabric.register(self._mapping.address, self._mapping.nbytes, fd)
+        os.close(fd)
 
     def page(self, layer: int, page: int) -> npt.NDArray[np.uint8]:
         begin = layer * LAYOUT.layer_bytes + page * LAYOUT.page_bytes
@@ -75,7 +81,10 @@ class Memory:
     def context(self, name: str, role: str) -> LinkContext:
         epoch = random.SystemRandom().getrandbits(64)
         provider = self.fabric.caps["provider"]
-        node = LocalNode(name, role, epoch, "0.1.0", provider, GEOMETRY, regions=(self.region,), max_tokens=1500)
+        node = LocalNode(
+            name, role, epoch, "0.1.0", provider, GEOMETRY, regions=(self.region,), max_tokens=1500,
+            host="this-boot" if self.via == "local" else "",
+        )
         events = FabricEvents(self.fabric, KINDS)
         events.attach(asyncio.get_running_loop())
         return LinkContext(node, self.fabric, events, SETTINGS, compare, time.monotonic, record_nothing)
@@ -105,8 +114,8 @@ class DecodeEngine(FakeDecodeEngine):
 class RealDecoder:
     """A decoder of this process."""
 
-    def __init__(self, ports: Sequence[int]) -> None:
-        self.memory = Memory()
+    def __init__(self, ports: Sequence[int], via: str) -> None:
+        self.memory = Memory(via)
         self.context = self.memory.context("d", "decode")
         self.engine = DecodeEngine(self.memory, lambda event: self.decoder.engine_event(event))
         planner = ShardPlanner([self.memory.region], native.WritePlan)
@@ -205,10 +214,10 @@ class ThreadedEngine:
         self._emit(Finished(spec.request_id, FinishReason.STOP))
 
 
-async def serve(name: str, port: int, layer_seconds: float) -> None:
+async def serve(name: str, port: int, layer_seconds: float, via: str) -> None:
     """A prefiller until the process is killed."""
     loop = asyncio.get_running_loop()
-    memory = Memory()
+    memory = Memory(via)
     context = memory.context(name, "prefill")
 
     def emit(event: EngineEvent) -> None:
@@ -228,4 +237,4 @@ async def serve(name: str, port: int, layer_seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), float(sys.argv[3])))
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]))

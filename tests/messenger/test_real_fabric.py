@@ -1,4 +1,5 @@
-"""Decoder and prefillers in processes of their own, over real libfabric on loopback: the bytes, and a kill."""
+"""Decoder and prefillers in processes of their own, over real libfabric on loopback and through memory that they share:
+the bytes, and a kill."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ class Process:
         self.port = port
 
     @staticmethod
-    async def start(name: str, port: int = 0, layer_seconds: float = 0.0) -> Process:
+    async def start(name: str, via: str, port: int = 0, layer_seconds: float = 0.0) -> Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.messenger.real_node", name, str(port), str(layer_seconds),
+            sys.executable, "-m", "tests.messenger.real_node", name, str(port), str(layer_seconds), via,
             stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         assert process.stdout is not None
@@ -52,12 +53,18 @@ class Process:
         self.process._transport.close()  # type: ignore[attr-defined]
 
 
+@pytest.fixture(params=["tcp", "local"])
+def via(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @asynccontextmanager
-async def decoding(*processes: Process) -> AsyncIterator[RealDecoder]:
-    d = RealDecoder([process.port for process in processes])
+async def decoding(via: str, *processes: Process) -> AsyncIterator[RealDecoder]:
+    d = RealDecoder([process.port for process in processes], via)
     await d.decoder.start()
     try:
         await until(lambda: len(d.decoder.peers.usable_links()) == len(processes), 10.0)
+        assert {status.via for status in d.decoder.peer_status()} == {via}
         yield d
         await until(lambda: d.decoder.attempts() == () and not d.engine.reservations, 10.0)
         assert d.engine.violations == []
@@ -69,9 +76,9 @@ async def decoding(*processes: Process) -> AsyncIterator[RealDecoder]:
             await process.end()
 
 
-async def test_bytes_arrive_whole() -> None:
-    p = await Process.start("p")
-    async with decoding(p) as d:
+async def test_bytes_arrive_whole(via: str) -> None:
+    p = await Process.start("p", via)
+    async with decoding(via, p) as d:
         lengths = (1, 15, 16, 17, 47, 48, 49, 95, 96, 97, 500, 1400)
         requests = [d.engine.generate(f"r{n}", prompt(n, n)) for n in lengths]
         assert await finish(*requests) == ["whole"] * len(lengths)
@@ -79,24 +86,24 @@ async def test_bytes_arrive_whole() -> None:
         assert d.memory.fabric.stats()["stale_units"] == 0
 
 
-async def test_killed_prefiller_is_fenced_and_another_serves() -> None:
-    slow, good = await Process.start("slow", layer_seconds=0.03), await Process.start("good")
-    async with decoding(slow) as d:
+async def test_killed_prefiller_is_fenced_and_another_serves(via: str) -> None:
+    slow, good = await Process.start("slow", via, layer_seconds=0.03), await Process.start("good", via)
+    async with decoding(via, slow) as d:
         requests = [d.engine.generate(f"r{n}", prompt(n, 400)) for n in range(3)]
         await until(lambda: any(a.arrived_units for a in d.decoder.attempts()))
         slow.signal(signal.SIGKILL)
         await until(lambda: any(outcome is KvOutcome.QUARANTINED for _, outcome in d.engine.settled))
         await until(lambda: d.engine.quarantined == 0)
-        again = await Process.start("again", port=slow.port)
+        again = await Process.start("again", via, port=slow.port)
         assert await finish(*requests) == ["whole"] * 3
         assert d.decoder.peers.peers[0].num_connects == 2
         await again.end()
     await good.end()
 
 
-async def test_stopped_prefiller_is_fenced_and_its_late_writes_hit_nobody() -> None:
-    slow, good = await Process.start("slow", layer_seconds=0.02), await Process.start("good")
-    async with decoding(slow, good) as d:
+async def test_stopped_prefiller_is_fenced_and_its_late_writes_hit_nobody(via: str) -> None:
+    slow, good = await Process.start("slow", via, layer_seconds=0.02), await Process.start("good", via)
+    async with decoding(via, slow, good) as d:
         requests = [d.engine.generate(f"r{n}", prompt(n, 400)) for n in range(4)]
         await until(lambda: any(a.arrived_units and a.peer == "slow" for a in d.decoder.attempts()))
         slow.signal(signal.SIGSTOP)
@@ -109,9 +116,9 @@ async def test_stopped_prefiller_is_fenced_and_its_late_writes_hit_nobody() -> N
 
 
 @pytest.mark.parametrize("after", [0.0, 0.02, 0.06, 0.12])
-async def test_cancel_gives_the_pages_back(after: float) -> None:
-    p = await Process.start("p", layer_seconds=0.005)
-    async with decoding(p) as d:
+async def test_cancel_gives_the_pages_back(after: float, via: str) -> None:
+    p = await Process.start("p", via, layer_seconds=0.005)
+    async with decoding(via, p) as d:
         requests = [d.engine.generate(f"r{n}", prompt(n, 500)) for n in range(2)]
         await asyncio.sleep(after)
         for request in requests:

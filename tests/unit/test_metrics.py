@@ -70,7 +70,7 @@ def test_everything_is_there_at_zero() -> None:
 
 def test_every_label_set_exists_before_its_first_event() -> None:
     metrics = Metrics()
-    metrics.sees_provider("odd")
+    metrics.sees_way("odd")
     found = samples(metrics)
     for state in PAGE_STATES:
         assert ("pdd_kv_pages", (("state", state),)) in found

@@ -19,14 +19,12 @@ from pdd.daemon.node import Node
 from pdd.messenger.status import AttemptDone, DecoderCounters, JobDone, PeerStatus, PrefillerCounters
 from pdd.metrics import Metrics
 
-WHOLE = AttemptDone("r", 7, "p0", True, "whole", "", 1.0, 1.5, 28, 4096, 7)
-JOB = JobDone("r", 7, "d0", True, "", "", 0.0, 1.0, 2.0, 3.0, 99, 28, 4, 4096, 0.5, 0.1, 7)
+WHOLE = AttemptDone("r", 7, "p0", True, "whole", "", 1.0, 1.5, 28, 4096, 7, "tcp")
+JOB = JobDone("r", 7, "d0", True, "", "", 0.0, 1.0, 2.0, 3.0, 99, 28, 4, 4096, 0.5, 0.1, 7, "tcp")
 
 
 def meter() -> Meter:
-    made = Meter(Metrics(), Ledger(lambda: 0.0), Latencies.new(lambda: 0.0))
-    made.goes_via("tcp")
-    return made
+    return Meter(Metrics(), Ledger(lambda: 0.0), Latencies.new(lambda: 0.0))
 
 
 def test_names_are_bounded() -> None:
@@ -56,6 +54,17 @@ def test_an_attempt_that_nobody_was_asked_for_is_no_flow() -> None:
     made.attempt_done(dataclasses.replace(WHOLE, whole=False, peer="", reason="cancelled"))
     assert made.flows.all() == []
     assert made.failures == {"no_prefiller": 1, "cancelled": 1}
+
+
+def test_a_flow_and_its_times_say_what_carried_them() -> None:
+    """A link to a peer on this host goes through memory, its next one perhaps not."""
+    metrics = Metrics()
+    made = Meter(metrics, Ledger(lambda: 0.0), Latencies.new(lambda: 0.0))
+    made.job_done(JOB)
+    made.attempt_done(dataclasses.replace(WHOLE, via="local"))
+    assert {(flow.peer, flow.via) for flow in made.flows.all()} == {("d0", "tcp"), ("p0", "local")}
+    assert 'pdd_kv_transfer_seconds_count{direction="in",via="local"} 1.0' in metrics.text()
+    assert 'pdd_kv_transfer_seconds_count{direction="out",via="tcp"} 1.0' in metrics.text()
 
 
 def test_percentiles_of_a_flow() -> None:

@@ -12,7 +12,7 @@ from pdd.engine.request import Finished, FinishReason, KvReserved, TokenOutput, 
 from pdd.engine.snapshot import RequestRow
 from pdd.messenger.status import AttemptDone, AttemptStatus, JobDone, JobStatus
 
-CONTEXT = request_rows.Context(now=100.0, via="tcp", page_size=16)
+CONTEXT = request_rows.Context(now=100.0, page_size=16)
 ROW = RequestRow("r", "generate", "wait_kv", 90.0, 95.0, prompt_tokens=100, pages=7)
 ATTEMPT = AttemptStatus(
     attempt=7, request_id="r", state="requested", age_seconds=1.0, peer="p0", key=1, num_tokens=99, num_pages=7,
