@@ -63,6 +63,17 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return [3 + (seed * 31 + i * 7 + (i * i) % 11) % 200 for i in range(length)]
 
 
+@pytest.fixture(params=["tcp", "local"])
+def via(request: pytest.FixtureRequest) -> str:
+    """What carries the KV between two nodes here: the network, or memory that they share."""
+    return str(request.param)
+
+
+def way_sets(via: str) -> list[str]:
+    """The settings that make it so."""
+    return [f"fabric.local={'auto' if via == 'local' else 'off'}"]
+
+
 @pytest.fixture
 def run_dir() -> Iterator[pathlib.Path]:
     """Short, because a Unix socket's path may have 107 bytes only."""

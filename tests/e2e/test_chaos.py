@@ -10,7 +10,7 @@ import random
 import threading
 
 from tests.cluster import Node, cluster, page_sum_holds
-from tests.e2e.conftest import complete, model_name, prompt_of
+from tests.e2e.conftest import complete, model_name, prompt_of, way_sets
 
 SETS = ["kv.page_size=16", "kv.num_pages=128", "engine.threads=1", "model.dtype=float32", "engine.max_batch_tokens=64"]
 
@@ -59,9 +59,9 @@ def test_a_tenth_of_the_clients_leave_and_everything_comes_back(tiny_model, run_
                 assert answers[i] == complete(b0.url, prompts[i], max_tokens=12)
 
 
-def test_cancel_at_every_moment_of_a_push(tiny_model, run_dir: pathlib.Path) -> None:
+def test_cancel_at_every_moment_of_a_push(tiny_model, run_dir: pathlib.Path, via: str) -> None:
     """Clients close between 0 and 60 ms after asking: queued, prefilling, pushing, decoding; the next answer is right."""
-    with cluster(run_dir, tiny_model, both=1, sets=SETS) as nodes:
+    with cluster(run_dir, tiny_model, both=1, sets=[*SETS, *way_sets(via)]) as nodes:
         d0, p0 = nodes["d0"], nodes["p0"]
         oracle = complete(nodes["b0"].url, prompt_of(150, 1))
         with concurrent.futures.ThreadPoolExecutor(4) as pool:

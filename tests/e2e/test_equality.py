@@ -8,19 +8,23 @@ import pathlib
 import pytest
 
 from tests.cluster import cluster, page_sum_holds
-from tests.e2e.conftest import complete, prompt_of
+from tests.e2e.conftest import complete, prompt_of, way_sets
 
 PAGE = 16
 LENGTHS = sorted({k * PAGE + d for k in range(6) for d in (-2, -1, 0, 1, 2) if k * PAGE + d >= 1})
 SETS = ["kv.page_size=16", "kv.num_pages=96", "engine.threads=1", "model.dtype=float32"]
 
 
-@pytest.mark.parametrize(("chunk", "prefillers"), [(16, 1), (40, 2), (2048, 2)], ids=["one-page", "odd", "whole"])
-def test_every_length_around_a_page_edge_equals_both(tiny_model, module_run_dir: pathlib.Path, chunk: int, prefillers: int) -> None:
-    run_dir = module_run_dir / f"c{chunk}"
-    run_dir.mkdir()
-    with cluster(run_dir, tiny_model, prefillers=prefillers, both=1, sets=[*SETS, f"engine.max_batch_tokens={chunk}"]) as nodes:
+@pytest.mark.parametrize(
+    ("chunk", "prefillers", "via"), [(16, 1, "tcp"), (40, 2, "tcp"), (2048, 2, "tcp"), (16, 1, "local"), (40, 2, "local")],
+)
+def test_every_length_around_a_page_edge_equals_both(
+    tiny_model, run_dir: pathlib.Path, chunk: int, prefillers: int, via: str
+) -> None:
+    sets = [*SETS, *way_sets(via), f"engine.max_batch_tokens={chunk}"]
+    with cluster(run_dir, tiny_model, prefillers=prefillers, both=1, sets=sets) as nodes:
         d0, b0 = nodes["d0"], nodes["b0"]
+        assert {peer["via"] for peer in d0.status()["peers"]} == {via}
         oracle = {n: complete(b0.url, prompt_of(n, n), max_tokens=20) for n in LENGTHS}
         for n in LENGTHS:
             assert complete(d0.url, prompt_of(n, n), max_tokens=20) == oracle[n], f"prompt of {n} tokens"
@@ -30,7 +34,7 @@ def test_every_length_around_a_page_edge_equals_both(tiny_model, module_run_dir:
         assert answers == oracle
         status = d0.wait_idle()
         assert page_sum_holds(status)
-        # It went through the fabric, exactly: every prompt twice, all tokens but the last.
+        # It was counted, exactly: every prompt twice, all tokens but the last.
         expected_units = 2 * sum(-(-(n - 1) // PAGE) for n in LENGTHS)
         layers = d0.status()["engine"]["num_layers"]
         assert status["transfers"]["units_received"] == expected_units * layers

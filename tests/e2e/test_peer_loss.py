@@ -10,14 +10,14 @@ import time
 import pytest
 
 from tests.cluster import Node, cluster, page_sum_holds
-from tests.e2e.conftest import complete, error_of, model_name, prompt_of
+from tests.e2e.conftest import complete, error_of, model_name, prompt_of, way_sets
 
 SETS = ["kv.page_size=16", "kv.num_pages=128", "engine.threads=1", "model.dtype=float32", "engine.max_batch_tokens=32",
         "peers.dead_after=2s"]
 
 
-def test_a_killed_prefiller_is_replaced_behind_its_address(tiny_model, run_dir: pathlib.Path) -> None:
-    with cluster(run_dir, tiny_model, both=1, sets=SETS) as nodes:
+def test_a_killed_prefiller_is_replaced_behind_its_address(tiny_model, run_dir: pathlib.Path, via: str) -> None:
+    with cluster(run_dir, tiny_model, both=1, sets=[*SETS, *way_sets(via)]) as nodes:
         p0, d0 = nodes["p0"], nodes["d0"]
         oracle = complete(nodes["b0"].url, prompt_of(100))
         assert complete(d0.url, prompt_of(100)) == oracle
@@ -35,8 +35,8 @@ def test_a_killed_prefiller_is_replaced_behind_its_address(tiny_model, run_dir: 
         d0.wait_idle()
 
 
-def test_decodes_go_on_while_a_prefiller_dies_and_another_takes_over(tiny_model, run_dir: pathlib.Path) -> None:
-    with cluster(run_dir, tiny_model, prefillers=2, both=1, sets=SETS) as nodes:
+def test_decodes_go_on_while_a_prefiller_dies_and_another_takes_over(tiny_model, run_dir: pathlib.Path, via: str) -> None:
+    with cluster(run_dir, tiny_model, prefillers=2, both=1, sets=[*SETS, *way_sets(via)]) as nodes:
         d0, p0 = nodes["d0"], nodes["p0"]
         prompts = [prompt_of(60 + 13 * i, i) for i in range(16)]
         oracle = [complete(nodes["b0"].url, p, max_tokens=40) for p in prompts]
@@ -51,9 +51,9 @@ def test_decodes_go_on_while_a_prefiller_dies_and_another_takes_over(tiny_model,
 
 
 @pytest.mark.parametrize("pause", [0.7, 4.0], ids=["shorter-than-suspicion", "longer-than-death"])
-def test_a_paused_prefiller(tiny_model, run_dir: pathlib.Path, pause: float) -> None:
+def test_a_paused_prefiller(tiny_model, run_dir: pathlib.Path, pause: float, via: str) -> None:
     """STOP, not kill: writes that were on their way land late. No page of theirs may be in other hands by then."""
-    with cluster(run_dir, tiny_model, prefillers=2, both=1, sets=SETS) as nodes:
+    with cluster(run_dir, tiny_model, prefillers=2, both=1, sets=[*SETS, *way_sets(via)]) as nodes:
         d0, p0 = nodes["d0"], nodes["p0"]
         prompts = [prompt_of(300 + i, i) for i in range(12)]
         oracle = [complete(nodes["b0"].url, p, max_tokens=20) for p in prompts]
@@ -67,6 +67,25 @@ def test_a_paused_prefiller(tiny_model, run_dir: pathlib.Path, pause: float) -> 
         d0.wait("both prefillers back", lambda s: sum(p["state"] == "up" for p in s["peers"]) == 2, 20)
         assert [complete(d0.url, p, 20) for p in prompts[:4]] == oracle[:4]
         for name in ("d0", "p0", "p1"):
+            assert page_sum_holds(nodes[name].wait_idle())
+
+
+@pytest.mark.parametrize("pause", [0.7, 4.0], ids=["shorter-than-suspicion", "longer-than-death"])
+def test_a_paused_decoder(tiny_model, run_dir: pathlib.Path, pause: float, via: str) -> None:
+    """It may stop in the middle of taking a page, and go on when the prefiller has given that page to another prompt."""
+    with cluster(run_dir, tiny_model, both=1, sets=[*SETS, *way_sets(via)]) as nodes:
+        d0, p0 = nodes["d0"], nodes["p0"]
+        prompts = [prompt_of(300 + i, i) for i in range(8)]
+        oracle = [complete(nodes["b0"].url, p, max_tokens=20) for p in prompts]
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            futures = [pool.submit(complete, d0.url, p, 20) for p in prompts]
+            time.sleep(0.2)
+            d0.signal(signal.SIGSTOP)
+            time.sleep(pause)
+            d0.signal(signal.SIGCONT)
+            assert [f.result() for f in futures] == oracle
+        assert [complete(d0.url, p, 20) for p in prompts[:4]] == oracle[:4]
+        for name in ("d0", "p0"):
             assert page_sum_holds(nodes[name].wait_idle())
 
 

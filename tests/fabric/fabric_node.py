@@ -75,6 +75,11 @@ class Node:
         view = self.view()
         return [hashlib.sha1(view[p * PAGE : (p + 1) * PAGE]).hexdigest() for p in pages]
 
+    @staticmethod
+    def digests_of(pages: np.ndarray[Any, Any], count: int) -> list[str]:
+        """What `digests` gives for the first pages of a copy."""
+        return [hashlib.sha1(pages[p * PAGE : (p + 1) * PAGE]).hexdigest() for p in range(count)]
+
     def digest(self) -> str:
         return hashlib.sha1(self.view()).hexdigest()
 
@@ -102,6 +107,14 @@ class Node:
         """Waits for the key and hashes the pages at that very moment."""
         self.wait(native.IMM_REACHED, key, timeout)
         return self.digests(pages)
+
+    def settled(self, key: int, quiet: float = 0.1) -> int:
+        """Units of a key once none has come for `quiet` seconds."""
+        while True:
+            arrived = self.fabric.imm_arrived(key)
+            time.sleep(quiet)
+            if self.fabric.imm_arrived(key) == arrived:
+                return arrived
 
     # -- writing
     def watch(self, fd: int | None = None) -> int:
@@ -156,6 +169,9 @@ class Node:
                     connection.shutdown(socket.SHUT_RDWR)
         return found
 
+    def open_files(self) -> int:
+        return len(os.listdir("/proc/self/fd"))
+
     def cpu_seconds(self) -> float:
         times = os.times()
         return times.user + times.system
@@ -193,6 +209,9 @@ class RemoteNode:
             return self.receive()
 
         return forward
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
 
     def kill(self) -> None:
         self.process.kill()
