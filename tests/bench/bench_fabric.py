@@ -22,7 +22,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -167,7 +167,9 @@ def ratio(seconds: dict[str, list[float]], base: str, name: str) -> float:
     return median([b / a for a, b in zip(seconds[name], seconds[base], strict=True)])
 
 
-def measure(args: argparse.Namespace, pattern: str, provider: str) -> tuple[dict[str, list[float]], float]:
+def measure(
+    args: argparse.Namespace, pattern: str, provider: str, contenders: Callable[..., Any] = contenders
+) -> tuple[dict[str, list[float]], float]:
     """Seconds of every turn by contender, and the cores that others used meanwhile."""
     with contenders(args, pattern, provider) as found:
         seconds: dict[str, list[float]] = {contender.name: [] for contender in found}

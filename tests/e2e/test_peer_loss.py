@@ -74,7 +74,7 @@ def test_a_paused_prefiller(tiny_model, run_dir: pathlib.Path, pause: float, via
 def test_a_paused_decoder(tiny_model, run_dir: pathlib.Path, pause: float, via: str) -> None:
     """It may stop in the middle of taking a page, and go on when the prefiller has given that page to another prompt."""
     with cluster(run_dir, tiny_model, both=1, sets=[*SETS, *way_sets(via)]) as nodes:
-        d0, p0 = nodes["d0"], nodes["p0"]
+        d0 = nodes["d0"]
         prompts = [prompt_of(300 + i, i) for i in range(8)]
         oracle = [complete(nodes["b0"].url, p, max_tokens=20) for p in prompts]
         with concurrent.futures.ThreadPoolExecutor(8) as pool:

@@ -102,6 +102,7 @@ class Write:
 class Endpoint:
     peer: tuple[FakeFabric, int] | None = None
     closing: bool = False
+    local: bool = False
 
 
 @dataclasses.dataclass
@@ -165,6 +166,8 @@ class FakeFabric:
         self.never_close = False  # ENDPOINT_CLOSED never comes
         self.fail_open_endpoint = False
         self.fail_open_local = ""  # how opening a local endpoint fails
+        self.fail_connect_local = ""  # and connecting it
+        self.num_opened = {False: 0, True: 0}  # endpoints, local ones under True
         self.fail_open_transfer = False
         self.fail_close = ""  # how close_endpoint fails: "at once", "later" or not
         self.may_open, self.may_describe, self.may_connect = threading.Event(), threading.Event(), threading.Event()
@@ -208,7 +211,8 @@ class FakeFabric:
         if self.fail_open_endpoint:
             raise FakeFabricError("fi_endpoint: no such device")
         ident = next(self._ids)
-        self.endpoints[ident] = Endpoint()
+        self.endpoints[ident] = Endpoint(local=local)
+        self.num_opened[local] += 1
         return ident
 
     def _wait(self, gate: threading.Event) -> None:
@@ -226,6 +230,8 @@ class FakeFabric:
         self._wait(self.may_connect)
         if len(descriptor) != _DESCRIPTOR.size or not descriptor.startswith(b"fake"):
             raise FakeFabricError("fi_av_insert: malformed descriptor")
+        if self.endpoints[endpoint].local and self.fail_connect_local:
+            raise FakeFabricError(self.fail_connect_local)
         _, ident, peer_endpoint = _DESCRIPTOR.unpack(descriptor)
         self.endpoints[endpoint].peer = (self.network.fabrics[ident], peer_endpoint)
 

@@ -99,6 +99,7 @@ class Rig:
         self._calls: list[asyncio.StreamWriter] = []
         self._servers: list[asyncio.Server] = []
         self.skew = 0.0  # seconds that all nodes' clocks have jumped
+        self.hosts: dict[str, str] = {}  # boot ids by node; those not named keep to the fabric
         self._talks: list[asyncio.Task[None]] = []
 
     def _clock(self) -> float:
@@ -109,7 +110,7 @@ class Rig:
         epoch = next(_epochs)
         versions = changes.pop("versions", OURS)
         node = LocalNode(name, role, epoch, "0.1.0", "fake", geometry(**changes), regions=(1,), token=token,
-                         max_tokens=max_tokens, versions=versions)
+                         max_tokens=max_tokens, versions=versions, host=self.hosts.get(name, ""))
         events = FabricEvents(fabric, KINDS)
         events.attach(asyncio.get_running_loop())
         recorded: list[Change] = []
@@ -197,6 +198,9 @@ class Rig:
         d = await self.decoder([p1.port, p2.port])
         await until(up(d, 2))
         return p1, p2, d
+
+    def address(self, node: PrefillerNode) -> Address:
+        return Address("127.0.0.1", node.port)
 
     async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection of the test's own; dropped at the end."""

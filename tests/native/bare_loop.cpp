@@ -11,7 +11,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <rdma/fi_rma.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -19,10 +18,10 @@
 #include <algorithm>
 #include <cstring>
 #include <iostream>
-#include <random>
 #include <string>
 #include <vector>
 
+#include "bench_job.h"
 #include "check.h"
 #include "fabric/domain.h"
 #include "fabric/library_choice.h"
@@ -30,44 +29,6 @@
 using namespace pdd;
 
 namespace {
-
-struct Job {
-    uint64_t pages;
-    uint64_t page_bytes;
-    bool scattered;
-    uint64_t window;
-    uint64_t nbytes() const { return pages * page_bytes; }
-};
-
-struct Chunk {
-    uint64_t from;
-    uint64_t to;
-    uint64_t nbytes;
-};
-
-std::vector<Chunk> chunks(const Job& job) {
-    std::vector<Chunk> out;
-    if (job.scattered) {
-        std::vector<uint64_t> order(job.pages);
-        for (uint64_t i = 0; i < job.pages; ++i) order[i] = i;
-        std::shuffle(order.begin(), order.end(), std::mt19937_64(1));
-        for (uint64_t i = 0; i < job.pages; ++i)
-            out.push_back({i * job.page_bytes, order[i] * job.page_bytes, job.page_bytes});
-        return out;
-    }
-    const uint64_t step = std::max(job.page_bytes, (uint64_t{1} << 20) / job.page_bytes * job.page_bytes);
-    for (uint64_t at = 0; at < job.nbytes(); at += step) out.push_back({at, at, std::min(step, job.nbytes() - at)});
-    return out;
-}
-
-uint8_t* memory(const Job& job) {
-    // A memfd, as the ranks' KV memory is.
-    const int fd = ::memfd_create("arena", 0);
-    CHECK(fd >= 0 && ::ftruncate(fd, static_cast<off_t>(job.nbytes())) == 0);
-    void* at = ::mmap(nullptr, job.nbytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-    CHECK(at != MAP_FAILED);
-    return static_cast<uint8_t*>(at);
-}
 
 std::string hex(const std::vector<uint8_t>& bytes) {
     std::string out;
@@ -212,8 +173,7 @@ void tcp_send(const char* to, uint16_t port, const Job& job) {
 
 int main(int argc, char** argv) {
     CHECK(argc >= 7);
-    const Job job{std::stoull(argv[argc - 4]), std::stoull(argv[argc - 3]), std::string(argv[argc - 2]) == "scattered",
-                  std::stoull(argv[argc - 1])};
+    const Job job = job_of(argc, argv);
     const std::string role = argv[1];
     if (role == "fabric-recv") fabric_receive(argv + 2, job);
     if (role == "fabric-send") fabric_send(argv + 2, argv[5], std::stoull(argv[6]), std::stoull(argv[7]), job);

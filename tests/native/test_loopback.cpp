@@ -1,5 +1,8 @@
-// Two engines of one process over the real libfabric: pages, counts, cancel, close under load. For the sanitizers.
+// Two engines of one process over the real libfabric, and through shared memory: pages, counts, cancel, close under
+// load. For the sanitizers.
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 
 #include <cstring>
 #include <numeric>
@@ -7,6 +10,7 @@
 
 #include "check.h"
 #include "fabric/engine.h"
+#include "memory/mapped_memory.h"
 
 using namespace pdd;
 
@@ -37,6 +41,20 @@ void ok(const Status& status) {
     CHECK(status);
 }
 
+// Memory as a rank makes it.
+UniqueFd sealed(size_t nbytes) {
+    UniqueFd fd(::memfd_create("arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    CHECK(::ftruncate(fd.get(), static_cast<off_t>(nbytes)) == 0);
+    CHECK(::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    return fd;
+}
+
+struct Arena {
+    explicit Arena(size_t nbytes) : fd(sealed(nbytes)), memory(value(MappedMemory::map(fd.get(), nbytes, false))) {}
+    UniqueFd fd;
+    MappedMemory memory;
+};
+
 std::shared_ptr<const WritePlan> reversed(uint32_t region, uint32_t layers) {
     std::vector<PlanEntry> entries;
     for (uint64_t i = 0; i < kPages / layers; ++i)
@@ -47,12 +65,14 @@ std::shared_ptr<const WritePlan> reversed(uint32_t region, uint32_t layers) {
 void run(const EngineConfig& config) {
     auto writer = value(Engine::open(config));
     auto reader = value(Engine::open(config));
-    std::vector<uint8_t> from(kPages * kPage);
-    std::vector<uint8_t> to(from.size());
-    std::iota(from.begin(), from.end(), 1);
+    const Arena source_arena(kPages * kPage);
+    const Arena target_arena(kPages * kPage);
+    uint8_t* from = source_arena.memory.data();
+    uint8_t* to = target_arena.memory.data();
+    std::iota(from, from + kPages * kPage, 1);
     for (uint32_t i = 0; i < kPages; ++i) std::memcpy(&from[i * kPage], &i, sizeof i);
-    const uint32_t source = value(writer->add_region(from.data(), from.size()));
-    const uint32_t target = value(reader->add_region(to.data(), to.size()));
+    const uint32_t source = value(writer->add_region(from, kPages * kPage, source_arena.fd.get()));
+    const uint32_t target = value(reader->add_region(to, kPages * kPage));
 
     for (int life = 0; life < 3; ++life) {
         const uint32_t ours = value(writer->open_endpoint());
@@ -65,7 +85,7 @@ void run(const EngineConfig& config) {
         constexpr uint32_t kLayers = 4;
         const uint32_t key = value(reader->imm_allocate(theirs));
         ok(reader->imm_arm(key, kPages));
-        std::fill(to.begin(), to.end(), 0);
+        std::fill(to, to + kPages * kPage, 0);
         uint64_t transfer = value(writer->open_transfer(ours, key));
         const auto plan = reversed(source, kLayers);
         ok(writer->arm(transfer, watch, 1, plan, 0, 100));
@@ -107,6 +127,12 @@ void run(const EngineConfig& config) {
 // The library of the first argument, or the one that would be chosen.
 int main(int argc, char** argv) {
     EngineConfig config;
+    config.provider = "local";
+    run(config);
+    config.idle = "block";
+    config.window_ops = 5;
+    run(config);
+    config = {};
     config.bind = {"127.0.0.1"};
     if (argc > 1) config.library = argv[1];
     if (!choose_library(config.library, {})) return 77;
