@@ -50,10 +50,10 @@ class Worker {
     void close_all(TimePoint now);
 
     // -- called by commands of kind Call, on the worker's thread
-    Status open_endpoint(uint32_t id, bool local);
+    Status open_endpoint(uint32_t id, bool local = false);
     Result<std::string> describe(uint32_t endpoint, const std::vector<uint32_t>& regions);
     Status connect(uint32_t endpoint, const std::string& descriptor);
-    Result<uint32_t> add_region(uint8_t* base, uint64_t length, int fd);
+    Result<uint32_t> add_region(uint8_t* base, uint64_t length, int fd = -1);
     Status remove_region(uint32_t id);
 
   private:

@@ -132,4 +132,5 @@ class PeerListener:
                 continue
             if (other.peer.epoch, other.peer.dialled) == (link.peer.epoch, link.peer.dialled):
                 other.fence(PeerLost(f"{link.name} has opened a newer link"))
-        self._quiet.log(logging.INFO, f"decoder {link.name} at {link.label} is up (epoch {link.peer.epoch:016x}), {way_text(link)}")
+        where = f"decoder {link.name} at {link.label}"
+        self._quiet.log(logging.INFO, f"{where} is up (epoch {link.peer.epoch:016x}), {way_text(link)}")

@@ -284,10 +284,11 @@ class PeerTable:
     def _status(self, peer: Peer, outstanding: Callable[[PeerLink], tuple[int, int]]) -> PeerStatus:
         now = self._context.clock()
         link = peer.link if peer.link is not None and peer.link.is_up else None
+        via = self._context.node.provider if link is None else link.via
         base = PeerStatus(
             name=peer.link.name if peer.link is not None else str(peer.address), address=str(peer.address),
             state=peer.state, age_seconds=now - (link.since if link is not None else peer.down_since),
-            last_error=peer.last_error, epoch=peer.epoch, via=self._context.node.provider if link is None else link.via, diff=peer.diff,
+            last_error=peer.last_error, epoch=peer.epoch, via=via, diff=peer.diff,
             num_connects=peer.num_connects, fence_error=self._fence_error(peer),
         )
         return base if link is None else with_link(base, link, *outstanding(link))

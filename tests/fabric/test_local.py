@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 
 from pdd.fabric import _native as native
 from tests.fabric.conftest import LOCAL, NodeFactory, Pair, link
-from tests.fabric.fabric_node import PAGE, Node, RemoteNode, make_memory
+from tests.fabric.fabric_node import PAGE, Node, RemoteNode, make_memory, spawn
 
 _ADDRESS_AT = 4 + 2 + 1 + len("local") + 1 + 4 + 4 + 2  # in a descriptor
 _NAME_BYTES = _SECRET_BYTES = 16
@@ -136,7 +137,8 @@ def call(name: bytes, message: bytes, fds: list[int]) -> socket.socket:
             raise
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     if message:
-        caller.sendmsg([message], rights)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # hung up on before it could speak
+            caller.sendmsg([message], rights)
     return caller
 
 
@@ -173,6 +175,63 @@ def test_strangers_are_hung_up_on_and_the_writer_is_served_all_the_same(nodes: N
     for caller in silent:
         caller.close()
     os.close(fd)
+
+
+def as_nobody(work: Callable[[], bool]) -> None:
+    """Runs `work` in a child of another user, which must return True."""
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            os.setuid(65534)
+            os._exit(0 if work() else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_another_user_is_neither_served_nor_believed(nodes: NodeFactory) -> None:
+    reader, writer = nodes.here(LOCAL, 64, [""]), nodes.here(LOCAL, 64, [""])
+    writer.fill(1)
+    ours, theirs = writer.open(), reader.open()
+    name, secret = socket_of(reader.describe(theirs))
+    fd = segment()
+    as_nobody(lambda: hung_up(call(name, offer(secret), [fd])))  # it knows the secret, too
+    os.close(fd)
+    writer.connect(ours, reader.describe(theirs))
+    one_page(writer, reader, ours, theirs)
+
+    fake = b"\0pdd-" + bytes(range(1, 1 + _NAME_BYTES)).hex().encode()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ready, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        listener.bind(fake)
+        listener.listen()
+        os.write(told, b"1")
+        signal.pause()
+    os.read(ready, 1)
+    descriptor = bytearray.fromhex(reader.describe(reader.open()))
+    descriptor[_ADDRESS_AT : _ADDRESS_AT + _NAME_BYTES] = bytes(range(1, 1 + _NAME_BYTES))
+    try:
+        with pytest.raises(native.FabricError, match="belongs to another user"):
+            writer.connect(writer.open(), descriptor.hex())
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        listener.close()
+        os.close(ready)
+        os.close(told)
+
+
+def test_a_container_with_a_network_of_its_own_is_not_reached(nodes: NodeFactory) -> None:
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode != 0:
+        pytest.skip("no right to make a network namespace")
+    reader = spawn(LOCAL.library, LOCAL.provider, [""], 64, prefix=["unshare", "--net"])
+    nodes.remote.append(reader)
+    writer = nodes.here(LOCAL, 64, [""])
+    with pytest.raises(native.FabricError, match="cannot be reached from here"):
+        writer.connect(writer.open(), reader.describe(reader.open()))
 
 
 @pytest.mark.parametrize(
