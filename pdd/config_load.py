@@ -29,12 +29,16 @@ _NEAR = 0.65  # difflib's ratio, from which on another name is suggested
 
 
 class ConfigProblems(ConfigError):
-    """Every mistake found in one load. `str()` is one line per mistake, then the count."""
+    """Every mistake found in one load. `str()` is one line per mistake, then the count.
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    `usable`: config and origins of what is not wrong, with defaults for the rest, where there is as much as that.
+    """
+
+    def __init__(self, problems: Sequence[Problem], usable: tuple[Config, Origins] | None = None) -> None:
         count = counted(len(problems), "problem")
         super().__init__("\n".join([*(str(problem) for problem in problems), count]))
         self.problems = tuple(problems)
+        self.usable = usable
 
 
 def load(
@@ -80,9 +84,10 @@ def load(
             problems.append(problem)
     config, field_problems = _validate(winners, demo)
     problems += field_problems
-    if problems or config is None:
-        raise ConfigProblems(sorted(problems, key=_reading_order))
-    return config, {key: winners[key].origin if key in winners else Origin("default") for key in known}
+    origins = {key: winners[key].origin if key in winners else Origin("default") for key in known}
+    if problems:
+        raise ConfigProblems(sorted(problems, key=reading_order), (config, origins))
+    return config, origins
 
 
 def explained(config: Config, origins: Mapping[str, Origin]) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def explained(config: Config, origins: Mapping[str, Origin]) -> dict[str, Any]:
     return {"schema": "pdd.config/1", "settings": settings}
 
 
-def _reading_order(problem: Problem) -> tuple[bool, str, int]:
+def reading_order(problem: Problem) -> tuple[bool, str, int]:
     return problem.file is None, problem.file or problem.place, problem.line or 0
 
 
@@ -184,23 +189,26 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _validate(winners: Mapping[str, Setting], demo: bool) -> tuple[Config | None, list[Problem]]:
+def _validate(winners: Mapping[str, Setting], demo: bool) -> tuple[Config, list[Problem]]:
+    """The config, where wrong settings have their defaults, and what is wrong."""
     known = all_fields()
     values = {key: _typed(setting, known[key]) for key, setting in winners.items()}
     origins = {key: setting.origin for key, setting in winners.items()}
     try:
         config = Config.model_validate(_nested(values))
     except ValidationError as error:
-        problems: dict[str, Problem] = {}
+        problems: dict[tuple[str, int | None], Problem] = {}
         for item in error.errors(include_url=False):
             key = ".".join(str(part) for part in item["loc"][:2])
-            problems.setdefault(
-                key, Problem.at(origins.get(key, Origin("default")), key, _explain(key, known[key], item))
-            )
-        rest = {key: value for key, value in values.items() if key not in problems}
+            index = next((part for part in item["loc"][2:3] if isinstance(part, int)), None)
+            problem = Problem.at(origins.get(key, Origin("default")), key, _explain(key, known[key], item), index=index)
+            problems.setdefault((key, index), problem)
+        wrong = {key for key, _ in problems}
+        rest = {key: value for key, value in values.items() if key not in wrong}
         rest.setdefault("node.role", "both")  # stands in for the wrong one, whose rules are skipped below
-        more = _cross_checks(Config.model_validate(_nested(rest)), origins, demo)
-        return None, [*problems.values(), *(found for found, keys_ in more if not keys_ & problems.keys())]
+        usable = Config.model_validate(_nested(rest))
+        more = _cross_checks(usable, origins, demo)
+        return usable, [*problems.values(), *(found for found, keys_ in more if not keys_ & wrong)]
     return config, [found for found, _ in _cross_checks(config, origins, demo)]
 
 
@@ -258,39 +266,40 @@ def _cross_checks(config: Config, origins: Mapping[str, Origin], demo: bool) -> 
     """Mistakes that are in no single setting, each with the keys it depends on."""
     found: list[tuple[Problem, set[str]]] = []
 
-    def report(key: str, message: str, *others: str) -> None:
+    def report(key: str, message: str, *others: str, index: int | None = None) -> None:
         known = (origins[each] for each in (key, *others) if each in origins)
         origin = origins.get(key) or next((each for each in known if each.kind == "file"), Origin("default"))
-        found.append((Problem.at(origin, key, message), {key, *others}))
+        found.append((Problem.at(origin, key, message, index=index), {key, *others}))
 
     if not config.model.path and not demo:
         report("model.path", "required; the folder of the model (or start with --demo)")
     if config.node.role == "prefill" and not config.peers.listen:
         report("peers.listen", "required for role prefill; decoders connect to it", "node.role")
     _check_role(config, report)
-    if not config.peers.token_credential:
-        for key, addresses in (("peers.listen", (config.peers.listen,)), ("peers.static", config.peers.static)):
-            for address in addresses:
-                if address and not parse_address(address, listen=True).is_loopback:
-                    report(
-                        key,
-                        f"{address} is not loopback: peers must prove a shared token; set peers.token_credential",
-                        "peers.token_credential",
-                    )
-    for key, addresses in (
-        ("api.listen", (config.api.listen,)),
-        ("peers.listen", (config.peers.listen,)),
-        ("peers.static", config.peers.static),
-    ):
-        for address in addresses:
-            if address and parse_address(address, listen=True).port == 0:
-                report(key, f"{address} has no port")
+    addresses: list[tuple[str, int | None, str]] = [("api.listen", None, config.api.listen)]
+    addresses += [("peers.listen", None, config.peers.listen)] if config.peers.listen else []
+    addresses += [("peers.static", index, peer) for index, peer in enumerate(config.peers.static)]
+    for key, index, address in addresses:
+        place = parse_address(address, listen=True)
+        if place.port == 0:
+            report(key, f"{address} has no port", index=index)
+        if key != "api.listen" and not place.is_loopback and not config.peers.token_credential:
+            report(
+                key,
+                f"{address} is not loopback: peers must prove a shared token; set peers.token_credential",
+                "peers.token_credential",
+                index=index,
+            )
     if not parse_address(config.api.listen, listen=True).is_loopback and not config.api.api_keys_credential:
         report(
             "api.listen",
             f"{config.api.listen} is not loopback: clients must have a key; set api.api_keys_credential",
             "api.api_keys_credential",
         )
+    required, wanted = config.fabric.require, config.fabric.provider
+    if required and wanted not in ("auto", required):
+        report("fabric.require", f"{required} is required and fabric.provider asks for {wanted}: no start can have both",
+               "fabric.provider")
     order = ("heartbeat", "suspect_after", "dead_after")
     for less, more in itertools.pairwise(order):
         if getattr(config.peers, less) >= getattr(config.peers, more):
@@ -318,6 +327,12 @@ def _check_role(config: Config, report: Callable[..., None]) -> None:
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
+def credential_path(name: str, env: Mapping[str, str] | None = None) -> Path:
+    """The file of a credential: a path, or a bare name that LoadCredential= put under $CREDENTIALS_DIRECTORY."""
+    directory = (os.environ if env is None else env).get("CREDENTIALS_DIRECTORY")
+    return Path(directory) / name if directory and "/" not in name else Path(name)
+
+
 def read_credential(name: str, key: str, env: Mapping[str, str] | None = None) -> tuple[SecretStr, ...]:
     """The non-empty lines of a credential file: none when `name` is empty.
 
@@ -329,9 +344,7 @@ def read_credential(name: str, key: str, env: Mapping[str, str] | None = None) -
     """
     if not name:
         return ()
-    env = os.environ if env is None else env
-    directory = env.get("CREDENTIALS_DIRECTORY")
-    path = Path(directory) / name if directory and "/" not in name else Path(name)
+    path = credential_path(name, env)
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

@@ -59,15 +59,21 @@ class Problem:
     file: str | None = None
     line: int | None = None
     column: int | None = None
+    level: Literal["error", "warning"] = "error"  # a node starts in spite of a warning
+    id: str = "E780"
+    hint: str = ""
 
     def __str__(self) -> str:
-        hint = f"; did you mean {self.suggestion}?" if self.suggestion else ""
-        return f"{self.place}{'  ' if self.place else ''}{self.key}{': ' if self.key else ''}{self.message}{hint}"
+        hint = f"; did you mean {self.suggestion}?" if self.suggestion else f". {self.hint}" if self.hint else ""
+        mark = "warning: " if self.level == "warning" else ""
+        return f"{self.place}{'  ' if self.place else ''}{self.key}{': ' if self.key else ''}{mark}{self.message}{hint}"
 
     @classmethod
-    def at(cls, origin: Origin, key: str, message: str, suggestion: str | None = None) -> Problem:
+    def at(cls, origin: Origin, key: str, message: str, suggestion: str | None = None, index: int | None = None) -> Problem:
+        """`index`: which entry of a list, from 0."""
         shown = origin.written_as if origin.kind == "env" else key
-        return cls(origin.place, shown, message, suggestion, origin.file, origin.line, origin.column)
+        entry = "" if index is None else f"[{index}]"
+        return cls(origin.place, shown + entry, message, suggestion, origin.file, origin.line, origin.column)
 
 
 def search_path(env: Mapping[str, str], *, is_root: bool) -> list[Path]:

@@ -10,29 +10,34 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from pdd import config
+from pdd.commands import preflight
 from pdd.commands.common import Globals, print_json
-from pdd.config_load import ConfigProblems, explained, load
+from pdd.config import Config
+from pdd.config_load import ConfigProblems, Origins, explained, load, reading_order
+from pdd.config_sources import Problem
 from pdd.errors import EXIT_CONFIG
+from pdd.units import counted
 
 _WIDTH = 100
 
 
 def check(options: Globals, file: Path | None, assignments: Sequence[str]) -> int:
-    """Prints every mistake; the exit code."""
-    problems: Sequence[Any] = ()
+    """Prints every mistake, in the settings and in what they name on this machine; the exit code."""
+    problems: list[Problem] = []
+    usable: tuple[Config, Origins] | None
     try:
-        load(file or options.config, assignments=assignments)
+        usable = load(file or options.config, assignments=assignments)
     except ConfigProblems as error:
-        problems = error.problems
-        if not options.json:
-            print(error)
+        problems, usable = [*error.problems], error.usable
+    if usable is not None:  # a wrong setting has its default here, so nothing is said about it twice
+        problems = sorted([*problems, *preflight.problems(*usable)], key=reading_order)
     if options.json:
-        fields = ("file", "line", "column", "key", "message", "suggestion")
+        fields = ("file", "line", "column", "key", "message", "suggestion", "level", "id", "hint")
         rows = [{name: getattr(problem, name) for name in fields} for problem in problems]
         print_json({"schema": "pdd.config_check/1", "file": str(file or options.config or ""), "problems": rows})
-    elif not problems:
-        print("no problems")
-    return EXIT_CONFIG if problems else 0
+    else:
+        print("\n".join([*map(str, problems), counted(len(problems), "problem") if problems else "no problems"]))
+    return EXIT_CONFIG if any(problem.level == "error" for problem in problems) else 0
 
 
 def show(options: Globals, origin: bool, defaults: bool, live: bool, assignments: Sequence[str]) -> None:

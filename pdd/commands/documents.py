@@ -6,7 +6,7 @@ together.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -48,9 +48,12 @@ class ConfigProblem(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None
     line: int | None
     column: int | None
-    key: str
+    key: str  # a list's entry has its number, from 0: peers.static[1]
     message: str
     suggestion: str | None
+    level: Literal["error", "warning"] = "error"  # a node starts in spite of a warning
+    id: str = "E780"
+    hint: str = ""
 
 
 class ConfigCheck(msgspec.Struct, frozen=True, kw_only=True):

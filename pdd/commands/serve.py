@@ -6,14 +6,14 @@ import importlib
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pdd import config_load, config_sources, log
+from pdd.commands import preflight
 from pdd.commands.common import Globals, print_json
 from pdd.commands.configure import toml_text
 from pdd.config import Config, all_fields, values
-from pdd.errors import EXIT_BUG, HOW_TO_INSTALL, ConfigError, NotInstalled, PddError
+from pdd.errors import EXIT_BUG, HOW_TO_INSTALL, NotInstalled, PddError
 from pdd.version import VERSION
 
 _FLAG_KEYS = {
@@ -39,16 +39,15 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
     if options.json:
         settings.append(config_sources.from_flag("log.format", "json", "--json"))
     config, origins = config_load.load(options.config, flags=settings, assignments=assignments, demo=demo)
-    config_load.read_credential(config.peers.token_credential, "peers.token_credential")
-    config_load.read_credential(config.api.api_keys_credential, "api.api_keys_credential")
-    if config.model.path and not (Path(config.model.path) / "config.json").is_file():
-        hint = "`pdd model import` makes such a folder from a GGUF file."
-        raise ConfigError(f"model.path: {config.model.path} is not a model folder: it has no config.json", hint=hint)
+    problems = preflight.problems(config, origins, demo=demo, starting=True)
+    preflight.refuse(problems)
     _check_installation()
     if dry_run:
         _show(options, config, origins)
         return 0
     log.setup(config.log.level, config.log.format)
+    for problem in problems:
+        logging.getLogger("pdd").warning("%s", problem)
     from pdd.daemon.main import run
 
     try:

@@ -30,6 +30,7 @@ from pdd.model.attention import Attention, LayerCounter, kv_tensor
 from pdd.model.attn_torch import TorchAttention
 from pdd.model.checkpoint import Shard
 from pdd.model.config import ModelConfig, fingerprint, load_config
+from pdd.model.folder import COPY_AGAIN, check_context
 from pdd.model.llama import LlamaModel, load_model
 from pdd.model.safetensors_file import read_directory
 from pdd.topology import pinning, sysfs
@@ -71,9 +72,7 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
         config = load_config(model_dir)
     dtype = config.dtype if init.dtype == "auto" else init.dtype
     max_context = init.max_context or config.max_position
-    if max_context > config.max_position:
-        raise ConfigError(f"max_context {max_context} is more than the {config.max_position} tokens of the model",
-                          hint=f"Set model.max_context to at most {config.max_position}, or to 0: what the model allows.")
+    check_context(max_context, config.max_position)
     with _reading(model_dir):
         identity = fingerprint(model_dir)
         _check_weights_fit(model_dir, dtype)
@@ -118,14 +117,13 @@ def _warn(warning: str | None) -> None:
 @contextlib.contextmanager
 def _reading(model_dir: Path) -> Iterator[None]:
     """Makes every failure to read the checkpoint one that says what to do."""
-    hint = "Check model.path, and that the user of the daemon may read all files there; else copy the checkpoint again."
     try:
         yield
     except ModelError as error:
-        error.hint = error.hint or hint
+        error.hint = error.hint or COPY_AGAIN
         raise
     except OSError as error:
-        raise ModelError(f"the checkpoint in {model_dir} cannot be read: {error}", hint=hint) from error
+        raise ModelError(f"the checkpoint in {model_dir} cannot be read: {error}", hint=COPY_AGAIN) from error
 
 
 def _check_weights_fit(model_dir: Path, dtype: str) -> None:

@@ -19,7 +19,8 @@ from pdd.model.safetensors_file import read_directory
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _SUPPORTED = "pdd runs dense Llama (SmolLM2 too), Qwen2 and Qwen3 checkpoints in safetensors form."
 _DTYPES = {"bfloat16": "bfloat16", "float16": "bfloat16", "float32": "float32"}  # fp16 weights run as bf16
-_HINT_FOLDER = "Set model.path to a Hugging Face model folder."
+_HINT_FOLDER = "Set model.path (--model) to a Hugging Face model folder; `pdd model import` makes one of a GGUF file."
+_HINT_READ = "The user of the daemon must be able to read the folder and all files in it (chmod, chown)."
 _SAMPLE_BYTES = 1024
 
 
@@ -68,8 +69,7 @@ def load_config(model_dir: str | Path) -> ModelConfig:
         ModelError: no readable config.json there, or a family, field or value that pdd does not run.
     """
     model_dir = Path(model_dir)
-    if not model_dir.is_dir():
-        raise ModelError(f"model folder {model_dir} does not exist", hint=_HINT_FOLDER)
+    list_folder(model_dir)
     raw = _read_json(model_dir / "config.json", required=True)
     generation = _read_json(model_dir / "generation_config.json", required=False)
     family = _family(raw)
@@ -126,6 +126,22 @@ def fingerprint(model_dir: str | Path) -> str:
     return digest.hexdigest()
 
 
+def list_folder(model_dir: Path) -> list[str]:
+    """The names of the files in `model_dir`.
+
+    Raises:
+        ModelError: it is missing, no folder, or not for this user.
+    """
+    try:
+        return sorted(os.listdir(model_dir))
+    except FileNotFoundError:
+        raise ModelError(f"model folder {model_dir} does not exist", hint=_HINT_FOLDER) from None
+    except NotADirectoryError:
+        raise ModelError(f"{model_dir} is a file, not a model folder", hint=_HINT_FOLDER) from None
+    except OSError as error:
+        raise ModelError(f"model folder {model_dir} cannot be read: {error.strerror}", hint=_HINT_READ) from None
+
+
 def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -133,8 +149,10 @@ def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
         if not required:
             return {}
         raise ModelError(f"{path} is missing", hint=_HINT_FOLDER) from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} is unreadable: {error}") from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", hint=_HINT_READ) from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}", hint="Copy the checkpoint again.") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object")
     return value

@@ -51,7 +51,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     except FileNotFoundError as error:
         raise ModelError(f"{path} is missing", hint="Download or convert the checkpoint again.") from error
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
     except (struct.error, ValueError) as error:
         raise ModelError(f"{path} is not a safetensors file: {error}") from error
     entries: dict[str, TensorEntry] = {}
@@ -73,6 +73,11 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     return entries
 
 
+def _unreadable(path: Path, error: OSError) -> ModelError:
+    return ModelError(f"{path} cannot be read: {error.strerror}",
+                      hint="The user of the daemon must be able to read it (chmod, chown); else copy the checkpoint again.")
+
+
 def read_directory(model_dir: Path) -> dict[str, TensorEntry]:
     """All tensors of a checkpoint: those of its index file, else of model.safetensors, else of every *.safetensors.
 
@@ -83,6 +88,8 @@ def read_directory(model_dir: Path) -> dict[str, TensorEntry]:
     if index.exists():
         try:
             weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        except OSError as error:
+            raise _unreadable(index, error) from error
         except (ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{index} is not an index of safetensors files: {error!r}") from error
         headers = {name: read_header(model_dir / name) for name in sorted(set(weight_map.values()))}

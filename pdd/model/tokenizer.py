@@ -20,6 +20,7 @@ import tokenizers
 from pdd.errors import InvalidRequest, ModelError
 from pdd.model.chat_template import ChatTemplate
 from pdd.model.config import load_config
+from pdd.model.folder import TOKENIZER_FILE
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _BOS_CHARACTERS = 64  # longer than any BOS with the blanks before it
@@ -38,7 +39,7 @@ class Tokenizer:
         config = load_config(directory)
         self.vocab_size = config.vocab_size
         self.eos_token_ids = config.eos_token_ids
-        path = directory / "tokenizer.json"
+        path = directory / TOKENIZER_FILE
         try:
             text = path.read_text(encoding="utf-8")
             self._tokenizer = tokenizers.Tokenizer.from_str(text)

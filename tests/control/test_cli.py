@@ -326,8 +326,52 @@ def test_config_check_prints_every_mistake_and_exits_78(pdd: Pdd, tmp_path: Path
     document = json.loads(clean(pdd("--json", "config", "check", str(file)), 78).stdout)
     assert document["problems"][0]["line"] == 2
     assert document["problems"][1]["suggestion"] == "engine.max_batch_size"
-    file.write_text('[node]\nrole = "both"\n[model]\npath = "/m"\n')
-    assert clean(pdd("config", "check", str(file)), 0).stdout == "no problems\n"
+
+
+def test_config_check_looks_at_what_the_settings_name(pdd: Pdd, tmp_path: Path, tiny_model: Path) -> None:
+    """The file says where; a credential of systemd is passed over; a warning is printed and is no failure."""
+    file, keys = tmp_path / "pdd.toml", tmp_path / "keys"
+    keys.write_text("secret\n")
+    keys.chmod(0o644)
+    file.write_text(f"""[node]
+role = "both"
+[model]
+path = "{tmp_path}/none"
+[peers]
+token_credential = "peer-token"
+[api]
+api_keys_credential = "{tmp_path}/nokeys"
+[fabric]
+library = "/nowhere/libfabric.so.1"
+[control]
+group = "no-such-group"
+""")
+    lines = clean(pdd("config", "check", str(file)), 78).stdout.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [
+        f"{file}:4:1  model.path", f"{file}:8:1  api.api_keys_credential", f"{file}:10:1  fabric.library",
+        f"{file}:12:1  control.group", "4 problems",
+    ]
+    rows = json.loads(clean(pdd("--json", "config", "check", str(file)), 78).stdout)["problems"]
+    assert [(row["id"], row["level"], row["line"]) for row in rows] == [
+        ("E781", "error", 4), ("E780", "error", 8), ("E780", "error", 10), ("E780", "error", 12),
+    ]
+    sets = ("--set", f"model.path={tiny_model}", "--set", f"api.api_keys_credential={keys}", "--set", "fabric.library=",
+            "--set", "control.group=")
+    out = clean(pdd("config", "check", str(file), *sets), 0).stdout
+    assert out == f"--set  api.api_keys_credential: warning: {keys} can be read by every user (mode 0644). `chmod 600` it.\n1 problem\n"
+    keys.chmod(0o600)
+    assert clean(pdd("config", "check", str(file), *sets), 0).stdout == "no problems\n"
+    assert "model.max_context: max_context 4097 is more than the 4096" in clean(
+        pdd("config", "check", str(file), *sets, "--set", "model.max_context=4097"), 78).stdout
+
+
+def test_config_check_says_what_is_missing_beside_wrong_settings(pdd: Pdd, tmp_path: Path) -> None:
+    words = ("--set", "node.role=decod", "--set", f"model.path={tmp_path}/none", "--set", "control.group=no-such-group")
+    out = clean(pdd("config", "check", *words), 78).stdout
+    for part in ('node.role: "decod" is not a role', "model.path: model folder", "control.group: there is no group"):
+        assert part in out
+    out = clean(pdd("config", "check", *words, "--set", "model.path=3", "--set", "api.max_body=x"), 78).stdout
+    assert out.count("api.max_body") == 1
 
 
 def test_config_show_says_where_values_come_from(pdd: Pdd, tmp_path: Path) -> None:
@@ -357,11 +401,9 @@ def test_an_incomplete_installation_is_not_an_engine_that_died(
     assert "[E783]. In pdd's source tree: pip install" in error
 
 
-def test_serve_dry_run_takes_flags_over_everything(pdd: Pdd, tmp_path: Path) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").write_text("{}")
+def test_serve_dry_run_takes_flags_over_everything(pdd: Pdd, tmp_path: Path, tiny_model: Path) -> None:
     words = "serve --role decode --name d0 --listen 127.0.0.1:8001 --peer 127.0.0.1:7700 --peer 127.0.0.1:7701"
-    more = ("--model", str(tmp_path / "m"), "--set", "engine.max_batch_tokens=32", "--dry-run", "--json")
+    more = ("--model", str(tiny_model), "--set", "engine.max_batch_tokens=32", "--dry-run", "--json")
     document = json.loads(clean(pdd(*words.split(), *more, env={"PDD_NODE__ROLE": "both"}), 0).stdout)
     value = {key: entry["value"] for key, entry in document["settings"].items()}
     assert value["node.role"] == "decode"
@@ -376,7 +418,11 @@ def test_serve_dry_run_takes_flags_over_everything(pdd: Pdd, tmp_path: Path) -> 
     [
         (["--role", "decode"], "model.path: required"),
         (["--model", "/nowhere"], "node.role: required"),
-        (["--role", "both", "--model", "/nowhere"], "/nowhere is not a model folder"),
+        (["--role", "both", "--model", "/nowhere"], "model.path: model folder /nowhere does not exist [E781]. Set model.path"),
+        (["--role", "both", "--model", "/nowhere", "--set", "control.group=no-such"], "2 problems [E780]"),
+        (["--demo", "--set", "fabric.library=/nowhere"], "fabric.library: no usable libfabric"),
+        (["--demo", "--set", "fabric.provider=tcp", "--set", "fabric.require=efa"], "fabric.require: efa is required and"),
+        (["--demo", "--set", "peers.token_credential=peer-token"], "a bare name is a credential of systemd"),
         (["--role", "prefill", "--demo"], "peers.listen: required for role prefill"),
         (["--role", "decode", "--demo"], "peers.static: role decode needs a prefiller"),
         (["--role", "both", "--demo", "--listen", "0.0.0.0:80"], "0.0.0.0:80 is not loopback"),

@@ -73,4 +73,5 @@ def test_what_is_printed_has_exactly_the_members(pdd: Any, daemon: fake_daemon.R
     check = out("config", "check", str(wrong))
     holds(check, printed.ConfigCheck)
     assert check["problems"][0]["line"] == 2
+    assert check["problems"][0].keys() == set(printed.ConfigProblem.__struct_fields__)
     holds(json.loads(pdd("--json", "-i", "nobody", "status").stderr), printed.Error)

@@ -81,7 +81,7 @@ def test_two_nodes_of_one_host_need_no_network_unless_one_of_them_says_so(tiny_m
 
 @pytest.mark.parametrize(("setting", "code", "words"), [
     ("fabric.require=efa", 69, ["efa", "not the required"]),
-    ("fabric.library=/nowhere/libfabric.so.1", 69, ["/nowhere/libfabric.so.1"]),
+    ("fabric.library=/nowhere/libfabric.so.1", 78, ["fabric.library", "/nowhere/libfabric.so.1"]),
     ("fabric.provider=sockets", 78, ["sockets", "starves"]),
     ("fabric.provider=shm", 78, ["shm", "tcp"]),
 ])

@@ -90,7 +90,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is missing"):
         load_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="unreadable"):
+    with pytest.raises(ModelError, match="is not JSON"):
         load_config(tmp_path)
 
 

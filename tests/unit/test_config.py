@@ -289,6 +289,26 @@ def test_no_role_both_waits_for_prefillers_and_is_waited_for(role: str) -> None:
     assert route(role, 5000, 0) is KvSource.LOCAL
 
 
+def test_each_bad_entry_of_a_list_is_one_line_with_its_number() -> None:
+    sets = ("node.role=decode", "peers.static=nowhere,127.0.0.1:1,[::1]")
+    assert [line.split(": ")[0] for line in mistakes(assignments=sets)] == ["--set  peers.static[0]", "--set  peers.static[2]"]
+    sets = ("node.role=decode", "peers.static=127.0.0.1:1,10.0.0.1:7700,10.0.0.2:7700")
+    assert [line.split(": ")[0] for line in mistakes(assignments=sets)] == ["--set  peers.static[1]", "--set  peers.static[2]"]
+    found = mistakes(env={**BASE, "PDD_NODE__ROLE": "decode", "PDD_PEERS__STATIC": "127.0.0.1:1,x"})
+    assert found[0].startswith("environment  PDD_PEERS__STATIC[1]: ")
+
+
+@pytest.mark.parametrize(("provider", "required", "fits"), [("auto", "efa", True), ("tcp", "tcp", True), ("tcp", "efa", False)])
+def test_a_required_provider_is_one_that_is_asked_for(provider: str, required: str, fits: bool) -> None:
+    sets = [f"fabric.provider={provider}", f"fabric.require={required}"]
+    if fits:
+        load(env=BASE, assignments=sets, search=False)
+    else:
+        assert mistakes(assignments=tuple(sets)) == [
+            "--set  fabric.require: efa is required and fabric.provider asks for tcp: no start can have both"
+        ]
+
+
 def test_off_loopback_is_fine_with_secrets() -> None:
     sets = [
         "peers.listen=0.0.0.0:7700",

@@ -1,0 +1,113 @@
+"""What the settings name on this machine, looked at before anything starts: model folder, credential files, libfabric,
+group. `serve` refuses what is wrong, `config check` prints it.
+
+Reads names, headers and modes, opens no device and binds nothing. A setting that is itself wrong is not looked at: it
+comes here with its default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import grp
+import importlib
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pdd.config import Config
+from pdd.config_load import ConfigProblems, Origins, credential_path, read_credential, reading_order
+from pdd.config_sources import Origin, Problem
+from pdd.errors import ConfigError, ModelError
+from pdd.model.folder import check_context, check_folder
+
+_Report = Callable[..., None]  # (key, message, hint="", warning=False, id="E780")
+
+
+def problems(config: Config, origins: Origins, *, demo: bool = False, starting: bool = False) -> list[Problem]:
+    """Everything that is wrong, in reading order.
+
+    Args:
+        demo: the model's folder is not used.
+        starting: this process is the node; else a credential that only systemd hands to the node is passed over.
+    """
+    found: list[Problem] = []
+
+    def report(key: str, message: str, hint: str = "", warning: bool = False, id: str = ConfigError.id) -> None:
+        problem = Problem.at(origins.get(key, Origin("default")), key, message)
+        level: Literal["error", "warning"] = "warning" if warning else "error"
+        found.append(dataclasses.replace(problem, hint=hint, level=level, id=id))
+
+    if config.model.path and not demo:
+        _look_at_model(Path(config.model.path), config.model.max_context, report)
+    for key, name in (("peers.token_credential", config.peers.token_credential),
+                      ("api.api_keys_credential", config.api.api_keys_credential)):
+        _look_at_credential(key, name, starting, report)
+    if config.fabric.library:
+        _look_at_library(config.fabric.library, report)
+    if config.control.group:
+        try:
+            grp.getgrnam(config.control.group)
+        except KeyError:
+            report("control.group", f"there is no group {config.control.group}", "`groupadd --system` makes one.")
+    return sorted(found, key=reading_order)
+
+
+def refuse(found: Sequence[Problem]) -> None:
+    """Returns when a node can start in spite of `found`.
+
+    Raises:
+        ModelError: the model is all that is wrong.
+        ConfigProblems: anything else is; says all of it.
+    """
+    wrong = [problem for problem in found if problem.level == "error"]
+    if len(wrong) == 1 and wrong[0].id == ModelError.id:
+        raise ModelError(f"{wrong[0].key}: {wrong[0].message}", hint=wrong[0].hint)
+    if wrong:
+        raise ConfigProblems(wrong)
+
+
+def _look_at_model(folder: Path, max_context: int, report: _Report) -> None:
+    try:
+        allowed = check_folder(folder)
+    except ModelError as error:
+        report("model.path", error.message, error.hint, id=error.id)
+        return
+    try:
+        check_context(max_context, allowed)
+    except ConfigError as error:
+        report("model.max_context", error.message, error.hint)
+
+
+def _look_at_credential(key: str, name: str, starting: bool, report: _Report) -> None:
+    if not name:
+        return
+    path = credential_path(name)
+    by_systemd = "/" not in name and "CREDENTIALS_DIRECTORY" not in os.environ
+    if by_systemd and not starting and not path.exists():
+        return
+    try:
+        read_credential(name, key)
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except ConfigProblems as error:
+        more = "; a bare name is a credential of systemd, which did not start this" if by_systemd else ""
+        report(key, error.problems[0].message + more)
+        return
+    if mode & (stat.S_IROTH | stat.S_IWOTH):
+        may = "read" if mode & stat.S_IROTH else "written"
+        report(key, f"{path} can be {may} by every user (mode {mode:04o})", "`chmod 600` it.", warning=True)
+
+
+def _look_at_library(path: str, report: _Report) -> None:
+    """Loads it, as a start would; without the native core, which a client may lack, it must only be there."""
+    try:
+        native = importlib.import_module("pdd.fabric._native")
+    except ImportError:
+        if "/" in path and not Path(path).exists():
+            report("fabric.library", f"{path} does not exist")
+        return
+    try:
+        native.library(path)
+    except native.FabricError as error:
+        report("fabric.library", " ".join(str(error).split()))
