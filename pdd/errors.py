@@ -105,6 +105,12 @@ class Unauthorized(RequestError):
     id, http_status, openai_type = "E410", 401, "authentication_error"
 
 
+class WrongRole(RequestError):
+    """A prefiller was asked for what decoders answer."""
+
+    id, http_status = "E421", 404
+
+
 class BodyTooLarge(RequestError):
     id, http_status = "E413", 413
 

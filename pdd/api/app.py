@@ -1,7 +1,7 @@
 """The OpenAI-compatible API of a node: which path is served by what.
 
-    POST /v1/completions, /v1/chat/completions    on nodes that generate
-    GET  /v1/models, /v1/models/{id}
+    POST /v1/completions, /v1/chat/completions    on nodes that generate; a prefiller says that it is one
+    GET  /v1/models, /v1/models/{id}              likewise: what is listed can be asked for here
     GET  /health/live     200 while the engine makes progress
     GET  /health/ready    200 while new work is taken, else 503 and the reasons; /health is the same
     GET  /metrics, /version
@@ -22,7 +22,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdd import metrics
 from pdd.api.body import BodyReader
@@ -32,7 +32,7 @@ from pdd.api.generation import Generation
 from pdd.api.schema import ChatBody, CompletionBody
 from pdd.api.service import Service
 from pdd.api.workers import Workers
-from pdd.errors import UnknownModel
+from pdd.errors import UnknownModel, WrongRole
 
 _GENERATION_PATHS: dict[str, type[CompletionBody] | type[ChatBody]] = {
     "/v1/completions": CompletionBody,
@@ -55,15 +55,16 @@ def create_app(service: Service, settings: ApiSettings, *, stop: asyncio.Event, 
     """The ASGI app. `stop`: set when the node goes down now; requests that still run end with an error."""
     handlers = _Handlers(service, settings.version)
     routes = [
-        Route("/v1/models", handlers.models),
-        Route("/v1/models/{name:path}", handlers.model),
         Route("/health/live", handlers.live),
         Route("/health/ready", handlers.ready),
         Route("/health", handlers.ready),
         Route("/metrics", handlers.metrics),
         Route("/version", handlers.version),
     ]
-    if serve_generation:
+    if not serve_generation:
+        routes += [Route("/v1", _WrongRole()), Route("/v1/{rest:path}", _WrongRole())]
+    else:
+        routes += [Route("/v1/models", handlers.models), Route("/v1/models/{name:path}", handlers.model)]
         bodies = BodyReader(
             settings.max_body_bytes,
             budget_bytes=settings.body_budget_bytes,
@@ -81,6 +82,16 @@ def create_app(service: Service, settings: ApiSettings, *, stop: asyncio.Event, 
     )
     app.router.redirect_slashes = False
     return app
+
+
+class _WrongRole:
+    """All of /v1 on a prefiller, whatever the method. As an ASGI app, because a function would be given GET alone."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise WrongRole(
+            "this node's role is prefill: it computes KV for decoders and answers no clients",
+            hint="send requests to a node of role decode or both",
+        )
 
 
 class _Handlers:
@@ -130,8 +141,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
         404: f"there is nothing at {request.url.path[:128]} on this node",
         405: f"{request.method} is not allowed at {request.url.path[:128]}",
     }.get(error.status_code, error.detail)
-    if error.status_code == 404 and request.url.path in _GENERATION_PATHS:
-        message = "this node is a prefiller: it serves no generation; ask a decoder"
     return status_response(error.status_code, message, dict(error.headers or {}))
 
 

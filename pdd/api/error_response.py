@@ -10,14 +10,16 @@ from __future__ import annotations
 import msgspec
 from starlette.responses import Response
 
-from pdd.errors import PddError, PromptTooLong, Unauthorized, UnknownModel
+from pdd.errors import PddError, PromptTooLong, Unauthorized, UnknownModel, WrongRole
 
 RETRY_AFTER_SECONDS = 1  # a queue that is full now drains at the pace of requests
 _CODES: dict[type[PddError], str] = {
     PromptTooLong: "context_length_exceeded",
     UnknownModel: "model_not_found",
     Unauthorized: "invalid_api_key",
+    WrongRole: "wrong_role",
 }
+_STATUS_CODES = {405: "method_not_supported"}  # OpenAI's word; for a path that is not there it has none
 _STATUS_TYPES = {401: "authentication_error", 429: "overloaded_error", 503: "service_unavailable"}
 
 
@@ -40,10 +42,10 @@ def error_response(error: BaseException) -> Response:
 def status_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     """An error that HTTP itself defines: no such path, wrong method, wrong media type."""
     kind = _STATUS_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return _json(_object(message, kind, None, str(status)), status, headers or {})
+    return _json(_object(message, kind, None, _STATUS_CODES.get(status)), status, headers or {})
 
 
-def _object(message: str, kind: str, param: str | None, code: str) -> dict[str, object]:
+def _object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, object]:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

@@ -146,7 +146,10 @@ async def test_refused_at_the_door(node: Node) -> None:
 async def test_http_errors_have_openais_form(node: Node, method: str, path: str, status: int) -> None:
     answer = await node.http.request(method, path)
     assert answer.status_code == status
-    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    expected = "model_not_found" if path.startswith("/v1/models/") else "method_not_supported" if status == 405 else None
+    assert (error["type"], error["code"]) == ("invalid_request_error", expected)
     assert "x-request-id" in answer.headers
     if status == 405:
         assert answer.headers["allow"]

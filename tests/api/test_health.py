@@ -72,12 +72,23 @@ async def test_while_the_model_loads(service: FakeService) -> None:
 
 async def test_a_prefiller_serves_no_generation(service: FakeService) -> None:
     async with running(service, serve_generation=False) as node:
-        for path in ("/v1/completions", "/v1/chat/completions"):
-            answer = await node.http.post(path, json={"prompt": "x"})
+        for method, path in (
+            ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/v1/chat/completions"),
+            ("GET", "/v1/models"), ("GET", "/v1/models/tiny"), ("POST", "/v1/embeddings"), ("GET", "/v1"),
+        ):
+            answer = await node.http.request(method, path)
             assert answer.status_code == 404
-            assert "prefiller" in answer.json()["error"]["message"]
-        for path in ("/health", "/health/live", "/metrics", "/v1/models", "/version"):
+            assert answer.json()["error"] == {
+                "message": "this node's role is prefill: it computes KV for decoders and answers no clients "
+                "(send requests to a node of role decode or both)",
+                "type": "invalid_request_error", "param": None, "code": "wrong_role",
+            }
+        for path in ("/health", "/health/live", "/metrics", "/version"):
             assert (await node.http.get(path)).status_code == 200
+        assert (await node.http.get("/v2")).json()["error"]["code"] is None
+        with pytest.raises(openai.NotFoundError) as raised:
+            await node.client.completions.create(model="tiny", prompt="x")
+        assert raised.value.code == "wrong_role"
 
 
 @pytest.mark.parametrize(
