@@ -68,6 +68,7 @@ class Peer:
         self.started_at = clock_now
         self.last_up: PeerLink | None = None  # the newest link that came up
         self.num_failures = 0  # dials in a row that did not come up
+        self.is_absent = False  # the last dial found nobody: its port is closed, or there is no way to its host
         self.num_connects = 0
         self.allow_local = True  # until a link over memory could not be made, in this life of the peer
         self.quiet = quiet
@@ -159,14 +160,16 @@ class PeerTable:
     def hope_until(self, peers: Sequence[Peer]) -> float | None:
         """Until when it makes sense to wait for one of `peers` that is not usable now; None: nobody to wait for.
 
-        A peer is waited for during `connect_timeout` from when it went away, not from when somebody asks.
+        A peer is waited for during `connect_timeout` from when it went away, not from when somebody asks; and no longer
+        than until a dial finds that nobody is there: a prefiller that starts again has its weights to load, and
+        what dials it meanwhile finds it by itself.
         """
         grace = self._context.settings.connect_timeout
         ends = []
         for peer in peers:
             if peer.state == "suspect" and peer.link is not None:
                 ends.append(peer.link.since + max(grace, self._context.settings.dead_after))
-            elif peer.state in ("down", "connecting"):
+            elif peer.state in ("down", "connecting") and not peer.is_absent:
                 ends.append(peer.down_since + grace)
         return max(ends, default=None)
 
@@ -238,8 +241,10 @@ class PeerTable:
             self._note(peer, PeerLost(f"no connection within {settings.connect_timeout:g} s"))
             return False
         except OSError as error:
+            peer.is_absent = True
             self._note(peer, PeerLost(f"cannot connect: {error.strerror or error}"))
             return False
+        peer.is_absent = False
 
         def admit(link: PeerLink) -> None:
             self._admit(peer, link)

@@ -12,7 +12,7 @@ class LinkSettings:
     heartbeat: float = 0.5
     suspect_after: float = 1.5
     dead_after: float = 5.0
-    connect_timeout: float = 5.0  # of a dial, of a handshake, and of waiting for a prefiller that went away
+    connect_timeout: float = 5.0  # of a dial, of a handshake, and of waiting for a prefiller that went away but may be there
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

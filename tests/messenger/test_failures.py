@@ -11,6 +11,7 @@ from pdd.address import Address
 from pdd.engine.request import KvOutcome
 from pdd.errors import NoPrefiller, PeerLost, PrefillRefused, RequestTimeout
 from pdd.messenger import wire
+from pdd.messenger.frames import FrameStream
 from pdd.messenger.link import PeerLink
 from pdd.messenger.peers import Backoff, PeerTable
 from tests.messenger.rig import DECODER, FAST, DecoderNode, finish, prompt, running, stuck, until, up
@@ -353,9 +354,39 @@ async def test_request_fails_at_once_when_the_prefiller_is_long_gone() -> None:
         assert "cannot connect" in str(second.error)
 
 
+async def test_nobody_waits_for_a_prefiller_whose_port_is_closed() -> None:
+    """What a killed prefiller had in hand and what comes right after fails by the next dial, not by a timer."""
+    async with running() as rig:
+        p = await rig.prefiller()
+        d = await rig.decoder([p.port], settings=dataclasses.replace(FAST, connect_timeout=600.0))
+        await until(up(d))
+        p.engine.paused.clear()
+        in_hand = d.engine.generate("r", prompt(1, 9))
+        await until(lambda: p.prefiller.num_jobs == 1)
+        p.engine.paused.set()
+        await rig.kill(p)
+        after = d.engine.generate("s", prompt(2, 9))
+        assert await finish(in_hand, after) == ["error", "error"]
+        for request in (in_hand, after):
+            assert isinstance(request.error, NoPrefiller)
+            assert "cannot connect" in str(request.error)
+
+
+async def test_a_decoder_that_never_met_its_prefiller_says_so_at_once() -> None:
+    async with running() as rig:
+        d = await rig.decoder([1], settings=dataclasses.replace(FAST, connect_timeout=600.0))
+        request = d.engine.generate("r", prompt(1, 9))
+        assert await finish(request) == ["error"]
+        assert isinstance(request.error, NoPrefiller)
+
+
 async def test_abandoned_while_no_prefiller_is_up() -> None:
     async with running() as rig:
-        d = await rig.decoder([1], settings=dataclasses.replace(FAST, connect_timeout=60.0))
+        async def say_nothing(stream: FrameStream) -> None:
+            await asyncio.sleep(60)
+
+        port = await rig.listen(say_nothing)
+        d = await rig.decoder([port], settings=dataclasses.replace(FAST, connect_timeout=60.0))
         request = d.engine.generate("r", prompt(1, 9))
         await until(lambda: len(d.decoder.attempts()) == 1)
         d.engine.abort("r")
