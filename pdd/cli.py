@@ -8,15 +8,18 @@ runs at once; everything else, and all help, goes through Typer (commands/tree.p
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from pdd.commands.common import Globals, duration, print_error
 from pdd.errors import EXIT_OK, PddError, UsageError
 
 EXIT_INTERRUPTED = 130
+EXIT_UNREAD = 141  # as if SIGPIPE had ended it, which it must not: a daemon that leaves is a closed pipe too
 
 _LONG = {"-c": "--config", "-i": "--instance", "-q": "--quiet", "-v": "--verbose", "-V": "--version"}
 _WITH_VALUE = ("--config", "--instance", "--run-dir", "--socket", "--color", "--timeout")
@@ -95,19 +98,27 @@ def dispatch(words: list[str]) -> int:
         return EXIT_OK
     from pdd.commands.tree import app
 
-    result = app(rest, obj=options, prog_name="pdd", standalone_mode=False)
+    try:
+        result = app(rest, obj=options, prog_name="pdd", standalone_mode=False)
+    except SystemExit as error:  # Typer's answer to a closed pipe, and to nothing else in this mode
+        if isinstance(error.__context__, BrokenPipeError):
+            raise error.__context__ from None
+        raise
     return result if isinstance(result, int) else EXIT_OK
 
 
 def run(words: list[str]) -> int:
     """Runs one command line; the exit code. Prints the error, if there is one, and never a traceback."""
     try:
-        return dispatch(words)
+        code = dispatch(words)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except PddError as error:
         return _report(error, words)
     except BrokenPipeError:
-        sys.stdout = None  # the reader left: what is buffered has nowhere to go
-        return EXIT_OK
+        _forget(sys.stdout)
+        return EXIT_UNREAD
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
@@ -117,8 +128,25 @@ def run(words: list[str]) -> int:
 
 
 def _report(error: PddError, words: list[str]) -> int:
-    print_error(error, as_json="--json" in words)
+    with _whoever_reads(sys.stderr):
+        print_error(error, as_json="--json" in words)
     return error.exit_code
+
+
+@contextlib.contextmanager
+def _whoever_reads(stream: TextIO) -> Iterator[None]:
+    """A reader that has left changes nothing."""
+    try:
+        yield
+    except BrokenPipeError:
+        _forget(stream)
+
+
+def _forget(stream: TextIO) -> None:
+    """What is buffered, and whatever is yet to be written, has nowhere to go: the interpreter must not find that out."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _usage_error(error: Any) -> UsageError | None:
@@ -128,7 +156,8 @@ def _usage_error(error: Any) -> UsageError | None:
     path = error.ctx.command_path if getattr(error, "ctx", None) else "pdd"
     message = error.format_message()
     if "\n" in message:  # no_args_is_help: the message is the whole help
-        print(message, file=sys.stderr)
+        with _whoever_reads(sys.stderr):
+            print(message, file=sys.stderr)
         message = "a command is missing"
     message = message.rstrip(".")
     return UsageError(message[0].lower() + message[1:], hint=f"See `{path} --help`.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 import random
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -242,7 +243,8 @@ class PeerTable:
             return False
         except OSError as error:
             peer.is_absent = True
-            self._note(peer, PeerLost(f"cannot connect: {error.strerror or error}"))
+            why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # asyncio words it for Python
+            self._note(peer, PeerLost(f"cannot connect: {why or error}"))
             return False
         peer.is_absent = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -245,7 +246,34 @@ def test_a_reader_that_leaves_is_no_error(daemon: Daemon) -> None:
         daemon.changed()
         time.sleep(0.05)
     assert process.stderr.read() == ""
+    assert process.returncode == cli.EXIT_UNREAD
     process.stderr.close()
+
+
+@pytest.mark.parametrize("words", [
+    "status", "status --json", "status --wait ready", "requests", "requests show r-1", "peers", "transfers", "topology",
+    "topology --json", "topology --format dot", "top", "top --json", "top --json --count 3", "top --once", "version", "-V",
+    "--help", "serve --help", "config --help", "config init", "config schema", "config show --set node.role=both",
+    "config check",
+])  # fmt: skip
+def test_a_reader_that_is_gone_already_ends_any_command_quietly(daemon: Daemon, tmp_path: Path, words: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PDD_NODE__ROLE": "both", "PDD_MODEL__PATH": str(tmp_path)}
+    command = [sys.executable, "-m", "pdd.cli", "--run-dir", str(daemon.run_dir), *words.split()]
+    result = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    os.close(writer)
+    note = "pdd: no full screen here (no terminal, or TERM=dumb): one picture\n" if words == "top" else ""
+    assert (result.returncode, result.stderr) == (cli.EXIT_UNREAD, note)
+
+
+def test_an_error_that_nobody_reads_keeps_its_exit_code(daemon: Daemon) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    for words, code in ((["-i", "nobody", "status"], 3), (["nonsense"], 2), (["config"], 2)):
+        command = [sys.executable, "-m", "pdd.cli", "--run-dir", str(daemon.run_dir), *words]
+        assert subprocess.run(command, stdout=writer, stderr=writer, check=False).returncode == code
+    os.close(writer)
 
 
 def test_interrupt(daemon: Daemon) -> None:

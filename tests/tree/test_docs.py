@@ -85,11 +85,11 @@ def test_a_missing_and_a_surplus_option_are_seen() -> None:
 
 
 def test_every_exit_code_is_in_pdd_1() -> None:
-    from pdd import errors
+    from pdd import cli, errors
 
     codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     text = (MAN / "pdd.1").read_text().split(".Sh EXIT STATUS")[1]
-    assert {int(code) for code in re.findall(r"^\.It (\d+)$", text, re.M)} == codes | {130}
+    assert {int(code) for code in re.findall(r"^\.It (\d+)$", text, re.M)} == codes | {cli.EXIT_INTERRUPTED, cli.EXIT_UNREAD}
 
 
 def test_every_error_code_is_in_pdd_1() -> None:
