@@ -123,8 +123,12 @@ def incompatibilities(ours: ShardSpec, theirs: ShardSpec) -> list[tuple[str, str
     if not found:
         for source, destination in ((ours, theirs), (theirs, ours)):
             most = destination.num_pages * destination.page_size
-            if expected_units(source, destination, 0, most) > MAX_EXPECTED_UNITS:
-                found.append(("num_pages", str(ours.num_pages), str(theirs.num_pages)))
+            units = expected_units(source, destination, 0, most)
+            if units > MAX_EXPECTED_UNITS:
+                limit = destination.num_pages * MAX_EXPECTED_UNITS // units
+                said = {id(spec): str(spec.num_pages) for spec in (ours, theirs)}
+                said[id(destination)] += f" (more than the {limit} that can be counted)"
+                found.append(("num_pages", said[id(ours)], said[id(theirs)]))
                 break
     return found
 

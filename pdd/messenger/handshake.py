@@ -76,7 +76,10 @@ class Refusal(PeerIncompatible):
     """PeerIncompatible with the fields that differ, for `peers compare`."""
 
     def __init__(self, message: str, diff: tuple[FieldDiff, ...]) -> None:
-        super().__init__(message, hint="both nodes must have the same model and dtype, and page sizes that divide one another")
+        hint = "both nodes must have the same model and dtype, and page sizes that divide one another"
+        if all(each.field == "num_pages" for each in diff):
+            hint = "lower kv.num_pages where it is too large; the two need not be equal"
+        super().__init__(message, hint=hint)
         self.diff = diff
 
 

@@ -72,7 +72,7 @@ def _packages(root: Element) -> dict[int, int]:
     found: dict[int, int] = {}
     for element in root.all("object"):
         if element.get("type") in ("Package", "Socket"):
-            index = names.number(element.get("os_index"), 10)
+            index = names.index(element.get("os_index"))
             found[len(found) if index is None or index in found else index] = _set(element, "cpuset")
     return found
 
@@ -88,12 +88,12 @@ def _numa_nodes(root: Element, machine: Element, usable: int, packages: dict[int
     if not elements and _set(machine, "cpuset"):
         return (NumaNode(0, tuple(cpus.bits(usable)), _package_with(packages, usable)),)
     ordered = sorted(elements, key=lambda element: (element.get("subtype") not in ("", "DRAM"),
-                                                    names.number(element.get("os_index"), 10) or 0))
+                                                    names.index(element.get("os_index")) or 0))
     found = {}
     taken: set[int] = set()
     for element in ordered[: MAX_NODES + 1]:
         mask = _set(element, "cpuset")
-        index = names.number(element.get("os_index"), 10)
+        index = names.index(element.get("os_index"))
         if index is None or index in found:
             continue
         own = mask & usable if mask not in taken else 0

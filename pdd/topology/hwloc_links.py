@@ -10,6 +10,7 @@ from pdd.topology.xml_tree import Element
 
 _MATRICES = ("NVLinkBandwidth", "XGMIBandwidth", "XeLinkBandwidth")
 _MAX_OBJECTS = 1024
+_MAX_MBPS = 10**9  # a petabyte a second; what claims more is of unknown speed
 
 
 def read(root: Element, gpus: Collection[str]) -> tuple[GpuLink, ...]:
@@ -25,9 +26,10 @@ def read(root: Element, gpus: Collection[str]) -> tuple[GpuLink, ...]:
             continue
         for position, value in enumerate(values):
             source, target = (at.get(objects[each]) for each in divmod(position, len(objects)))
-            if source is not None and source in gpus and source != target and value.isdigit() and int(value[:12]) > 0:
+            if source is not None and source in gpus and source != target and value.isdigit() and value.strip("0"):
+                speed = names.number(value, 10, _MAX_MBPS)
                 kind = "cpu" if target is None else "gpu" if target in gpus else "switch"
-                links.add(GpuLink(source, target or "cpu", kind, None, int(value[:12]) * 1_000_000))
+                links.add(GpuLink(source, target or "cpu", kind, None, speed and speed * 1_000_000))
     return tuple(sorted(links, key=lambda link: (names.pci_order(link.gpu), link.target)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+MAX_INDEX = 999_999
 NVIDIA, AMD, AMAZON, HPE = 0x10DE, 0x1002, 0x1D0F, 0x17DB
 _CXI = (HPE, 0x0501)  # Slingshot
 _DISPLAY_CLASSES = (0x0300, 0x0302, 0x0380)  # VGA, 3D, other display
@@ -81,12 +82,20 @@ def natural_order(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", name))
 
 
-def number(text: str, base: int = 16) -> int | None:
-    """None for what is no number: an id that a file spells oddly is an unknown one."""
+def number(text: str, base: int = 16, most: int = 0xFFFFFFFF) -> int | None:
+    """None for what is no number from 0 to `most`: an id that a file spells oddly is an unknown one."""
+    if not text.isascii() or "_" in text:  # which Python reads as digits and between them
+        return None
     try:
-        return int(text.strip(), base)
+        value = int(text.strip(), base)
     except ValueError:
         return None
+    return value if 0 <= value <= most else None
+
+
+def index(text: str) -> int | None:
+    """Of a NUMA node or a socket; None for what the kernel could not have numbered so."""
+    return number(text, 10, MAX_INDEX) if text.isdigit() else None
 
 
 def clean(text: str, most: int = 64) -> str:

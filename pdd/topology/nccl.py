@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from pdd.topology import cpus, names
-from pdd.topology.types import MAX_NODES, Gpu, GpuLink, Nic, NumaNode, PciDevice, Topology
+from pdd.topology.types import MAX_LINKS, MAX_NODES, Gpu, GpuLink, Nic, NumaNode, PciDevice, Topology
 from pdd.topology.xml_tree import Element
 
 _LINKS = ("nvlink", "xgmi", "c2c")
@@ -46,8 +46,7 @@ class _Reader:
         self.links: list[GpuLink] = []
 
     def cpu(self, element: Element) -> None:
-        index = names.number(element.get("numaid"), 10)
-        numa = index if index is not None and index >= 0 else None
+        numa = names.index(element.get("numaid"))
         if numa is not None:
             self.nodes[numa] = self.nodes.get(numa, 0) | cpus.mask_value(element.get("affinity"))
         root = f"cpu{element.get('host_hash')}{element.get('numaid')}"
@@ -99,8 +98,8 @@ def _device(element: Element, root: str, above: tuple[str, ...], numa: int | Non
         bridges=above,
         numa=numa,
         class_id=None if class_id is None else class_id >> 8,
-        vendor_id=names.number(element.get("vendor")),
-        device_id=names.number(element.get("device")),
+        vendor_id=names.number(element.get("vendor"), most=0xFFFF),
+        device_id=names.number(element.get("device"), most=0xFFFF),
         whole_switches=True,
     )
 
@@ -120,5 +119,5 @@ def _gpu_links(address: str, gpu: Element) -> Iterator[GpuLink]:
         target = names.pci_address(link.get("target"))
         class_id = names.number(link.get("tclass")) or 0
         kind = "cpu" if link.tag == "c2c" or target is None else "switch" if class_id >> 8 == _SWITCH_CLASS else "gpu"
-        count = names.number(link.get("count"), 10)
+        count = names.number(link.get("count"), 10, MAX_LINKS) or None
         yield GpuLink(address, target if target and kind != "cpu" else "cpu", kind, count)

@@ -53,12 +53,8 @@ def _online(tree: Tree) -> set[int]:
 
 
 def _cpu_entries(tree: Tree, directory: str = "sys/devices/system/cpu") -> list[int]:
-    found = [int(name[3:]) for name in tree.names(directory) if name.startswith("cpu") and _is_index(name[3:])]
-    return sorted(found)
-
-
-def _is_index(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 6
+    found = [names.index(name[3:]) for name in tree.names(directory) if name.startswith("cpu")]
+    return sorted(cpu for cpu in found if cpu is not None)
 
 
 def _numa_nodes(tree: Tree) -> tuple[NumaNode, ...]:
@@ -68,7 +64,8 @@ def _numa_nodes(tree: Tree) -> tuple[NumaNode, ...]:
     found: list[NumaNode] = []
     taken: set[int] = set()
     for name in tree.names(top):
-        if name.startswith("node") and _is_index(name[4:]) and len(found) <= MAX_NODES:
+        index = names.index(name[4:]) if name.startswith("node") else None
+        if index is not None and len(found) <= MAX_NODES:
             listed = (
                 cpus.parse_list(tree.text(f"{top}/{name}/cpulist"))
                 or cpus.parse_mask(tree.text(f"{top}/{name}/cpumap"))
@@ -76,7 +73,7 @@ def _numa_nodes(tree: Tree) -> tuple[NumaNode, ...]:
             )
             usable = tuple(cpu for cpu in listed if (cpu in online or not online) and cpu not in taken)
             taken.update(usable)
-            found.append(NumaNode(int(name[4:]), usable, _package(tree, usable)))
+            found.append(NumaNode(index, usable, _package(tree, usable)))
     return tuple(sorted(found, key=lambda node: node.index))
 
 
@@ -84,7 +81,7 @@ def _package(tree: Tree, members: tuple[int, ...]) -> int | None:
     """The socket of a node's CPUs; None when they are of several, or nobody knows."""
     text = {tree.text(f"sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id") for cpu in members}
     only = text.pop() if len(text) == 1 else ""
-    return int(only) if _is_index(only) else None
+    return names.index(only)
 
 
 def _cores(tree: Tree, online: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

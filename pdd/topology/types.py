@@ -10,6 +10,7 @@ import dataclasses
 import enum
 
 RDMA_KINDS = ("efa", "ib", "roce", "iwarp", "cxi")
+MAX_LINKS = 1024  # NVLinks between two devices; more are not believed
 MAX_NODES = 1024  # NUMA nodes of one machine; readers stop at one more
 
 

@@ -267,3 +267,46 @@ def test_more_nodes_than_a_machine_has(tmp_path: Path, node: str) -> None:
     file.write_text(f'<system version="1">{nodes}</system>' if "numaid" in node else
                     f'<topology version="2.0"><object type="Machine" cpuset="0x1">{nodes}</object></topology>')
     assert "and 1025 NUMA nodes are more than one machine has" in refused(file)
+
+
+_BIG = ("4294967296", "99999999999999999999", "-7", "1_0", "٣", "0x1")
+
+
+@pytest.mark.parametrize("value", _BIG)
+def test_an_index_that_no_kernel_gives_is_no_index(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "a.xml"
+    file.write_text(
+        f'<topology version="2.0"><object type="Machine" cpuset="0x3"><object type="Package" os_index="{value}" cpuset="0x3">'
+        f'<object type="NUMANode" os_index="{value}" cpuset="0x2"/><object type="NUMANode" os_index="0" cpuset="0x1"/>'
+        "</object></object></topology>"
+    )
+    topology = source.load(file)
+    assert [(node.index, node.package) for node in topology.numa] == [(0, 0)]
+    file.write_text(f'<system version="1"><cpu numaid="{value}" affinity="1"/><cpu numaid="1" affinity="2"/></system>')
+    assert [node.index for node in source.load(file).numa] == [1]
+
+
+@pytest.mark.parametrize("value", [*_BIG, "0", "1025"])
+def test_links_that_no_gpu_has_are_not_counted(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "a.xml"
+    pci = '<pci busid="0000:0{0}:00.0" class="0x030200" vendor="{1}" device="{1}"><gpu>{2}</gpu></pci>'
+    link = f'<nvlink target="0000:02:00.0" count="{value}" tclass="0x030200"/>'
+    file.write_text('<system version="1"><cpu numaid="0" affinity="1">' + pci.format(1, "0x10de", link)
+                    + pci.format(2, "0x10de", "") + "</cpu></system>")
+    topology = source.load(file)
+    assert [(found.count, found.target_kind) for found in topology.links] == [(None, "gpu")]
+    file.write_text(file.read_text().replace(f'count="{value}"', 'count="18"').replace('device="0x10de"', f'device="{value}"'))
+    topology = source.load(file)
+    assert [found.count for found in topology.links] == [18]
+    assert topology.gpus[0].pci.device_id in (None, 0, 1, 0x1025)
+
+
+def test_a_link_faster_than_anything_is_of_unknown_speed(tmp_path: Path) -> None:
+    gpu = ('<object type="PCIDev" gp_index="{0}" pci_busid="0000:0{0}:00.0" pci_type="0302 [10de:2330] [0:0] a1"/>')
+    file = tmp_path / "a.xml"
+    for value, expected in (("25000", 25_000_000_000), ("9" * 30, None), ("1000000001", None)):
+        matrix = (f'<distances2 name="NVLinkBandwidth" nbobjs="2"><indexes>1 2</indexes><u64values>0 {value} 0 0</u64values>'
+                  "</distances2>")
+        file.write_text('<topology version="2.0"><object type="Machine" cpuset="0x1"><object type="Bridge" bridge_type="0-1" '
+                        f'bridge_pci="0000:[00-02]">{gpu.format(1)}{gpu.format(2)}</object></object>{matrix}</topology>')
+        assert [link.bytes_per_second for link in source.load(file).links] == [expected]

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdd.kv import sharding
+from pdd.kv.sharding import MAX_EXPECTED_UNITS
 from pdd.messenger import wire
+from pdd.messenger.handshake import Refusal
 from pdd.messenger.planner import ShardPlanner, compare, shard_spec
 
 
@@ -65,6 +67,16 @@ def test_what_runs_is_what_the_brute_force_checks(monkeypatch: pytest.MonkeyPatc
 def test_misfit_is_named(changes: dict[str, Any]) -> None:
     (field,) = changes
     assert [diff.field for diff in compare(geometry(), geometry(**changes))] == [field]
+
+
+def test_a_pool_too_large_to_be_counted_is_told_without_asking_for_equal_pools() -> None:
+    huge = geometry(num_pages=1 << 31)
+    for ours, theirs, text in ((geometry(), huge, "num_pages {0} here, {1} there"), (huge, geometry(), "num_pages {1} here, {0} there")):
+        diff = compare(ours, theirs)
+        too_many = f"{1 << 31} (more than the {MAX_EXPECTED_UNITS // geometry().num_layers} that can be counted)"
+        assert [str(each) for each in diff] == [text.format(geometry().num_pages, too_many)]
+        assert "need not be equal" in Refusal("", diff).hint
+    assert "same model and dtype" in Refusal("", compare(geometry(), geometry(model="n"))).hint
 
 
 def test_pools_and_sharding_may_differ() -> None:
