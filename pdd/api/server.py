@@ -25,6 +25,7 @@ from pdd.api.connection import ABORT
 _QUIET = ("/health", "/metrics")  # no access lines
 _HEADER_SECONDS = 30.0  # from the connection, or from the first byte of a request, to the end of its headers
 _KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections, so that they are the ones to close
+_DATE_SECONDS = 1.0
 _DEAD_PEER_SECONDS = 60  # unacknowledged data or silence to keep-alive probes for so long ends a connection
 
 
@@ -77,13 +78,26 @@ class ApiServer:
         """Ends `serve`. What runs gets an error event or 503 now, and `grace_seconds` to send it; then it is dropped."""
         self._stop.set()
         self._server.config.timeout_graceful_shutdown = max(1, round(grace_seconds))
-        self._server.should_exit = True
+        self._server.leave()
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's, which an idle node's loop does not wake for ten times a second."""
+
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.accepting = asyncio.Event()
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        self.should_exit = True
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # writes the date that answers carry
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DATE_SECONDS):
+                    await self._leaving.wait()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

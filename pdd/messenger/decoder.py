@@ -73,6 +73,7 @@ class Decoder:
         self._quiet = QuietLog(_log, context.clock)
         self._closing = False
         self._ticker: asyncio.Task[None] | None = None
+        self._has_attempts = asyncio.Event()
         self._tick_seconds = context.settings.heartbeat / _TICKS_PER_HEARTBEAT
         self._awake = AwakeTime(context.clock, self._tick_seconds)
         context.events.on_immediates(self)
@@ -129,6 +130,7 @@ class Decoder:
         )
         attempt = Attempt(reserved, state, progress_at=self._awake.seconds)
         self._book.enter(attempt)
+        self._has_attempts.set()
         self._count(attempts=1)
         self._attend(attempt, self._place)
 
@@ -274,11 +276,14 @@ class Decoder:
     # -- deadlines ----------------------------------------------------------------------------------------------------
     async def _tick_for_ever(self) -> None:
         while True:
+            await self._has_attempts.wait()  # an idle node is not woken
             await asyncio.sleep(self._tick_seconds)
             self.tick()
+            if not self.num_open:
+                self._has_attempts.clear()
 
     def tick(self) -> None:
-        """Checks every deadline. Called many times per heartbeat."""
+        """Checks every deadline. Called many times per heartbeat while there is an attempt."""
         self._awake.tick()
         for attempt in self._book.all():
             self._attend(attempt, self._check)

@@ -36,7 +36,7 @@ from pdd.messenger.way import LinkWay, Unreachable, WayContext
 from pdd.states import Clock, Recorder, State
 
 _log = logging.getLogger(__name__)
-_TICKS_PER_HEARTBEAT = 4
+_TICKS_PER_HEARTBEAT = 2  # so that a tick which comes late counts for less than suspect_after
 _MAX_ECHOES = 64  # heartbeats whose answer may still come
 _FENCE_ALARM_SECONDS = 1.0  # an error of an endpoint that closes all the same is no news
 
@@ -393,13 +393,13 @@ class PeerLink:
             self._handler.link_message(self, beat)
 
     async def _beat(self) -> None:
-        """Sends heartbeats and counts silence, several times per heartbeat."""
+        """Sends heartbeats when they are due and counts silence between them."""
         settings = self._context.settings
         tick = settings.heartbeat / _TICKS_PER_HEARTBEAT
         awake = AwakeTime(self._context.clock, tick)
         num_bytes = self._stream.num_received_bytes
         while self.is_up:
-            await asyncio.sleep(tick)
+            await asyncio.sleep(min(tick, max(0.0, self._next_beat_at - self._context.clock())))
             ran = awake.tick()
             self._silence = 0.0 if self._stream.num_received_bytes != num_bytes else self._silence + ran
             num_bytes = self._stream.num_received_bytes

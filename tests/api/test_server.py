@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from contextlib import suppress
+from typing import Any
 
 import httpx
 import pytest
@@ -100,6 +101,23 @@ async def test_signals_stay_with_the_daemon(node: Node) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         assert "uvicorn" not in str(signal.getsignal(number))
         assert "handle_exit" not in str(signal.getsignal(number))
+
+
+async def test_an_idle_server_is_woken_once_a_second_and_leaves_at_once(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks: list[float] = []
+    plain = server_module._Server.on_tick
+
+    async def on_tick(self: Any, counter: int) -> bool:
+        ticks.append(asyncio.get_running_loop().time())
+        return await plain(self, counter)
+
+    monkeypatch.setattr(server_module._Server, "on_tick", on_tick)
+    async with running(service) as node:
+        await asyncio.sleep(1.2)
+        assert len(ticks) <= 2 + (asyncio.get_running_loop().time() - ticks[0])
+        assert "date" in (await node.http.get("/health")).headers
 
 
 async def test_two_servers_in_one_loop(service: FakeService) -> None:

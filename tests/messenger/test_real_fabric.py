@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from pdd.engine.request import KvOutcome
+from pdd.errors import NoPrefiller
 from tests.messenger.rig import finish, prompt, until
 
 native = pytest.importorskip("pdd.fabric._native")
@@ -87,18 +88,21 @@ async def test_bytes_arrive_whole(via: str) -> None:
 
 
 async def test_killed_prefiller_is_fenced_and_another_serves(via: str) -> None:
-    slow, good = await Process.start("slow", via, layer_seconds=0.03), await Process.start("good", via)
+    """In its pages, behind its address. Its own prompts fail at once: nobody waits for a port that is closed."""
+    slow = await Process.start("slow", via, layer_seconds=0.03)
     async with decoding(via, slow) as d:
         requests = [d.engine.generate(f"r{n}", prompt(n, 400)) for n in range(3)]
         await until(lambda: any(a.arrived_units for a in d.decoder.attempts()))
         slow.signal(signal.SIGKILL)
         await until(lambda: any(outcome is KvOutcome.QUARANTINED for _, outcome in d.engine.settled))
         await until(lambda: d.engine.quarantined == 0)
+        assert await finish(*requests) == ["error"] * 3
+        assert all(isinstance(request.error, NoPrefiller) for request in requests)
         again = await Process.start("again", via, port=slow.port)
-        assert await finish(*requests) == ["whole"] * 3
+        await until(lambda: len(d.decoder.peers.usable_links()) == 1)
+        assert await finish(*[d.engine.generate(f"s{n}", prompt(n, 400)) for n in range(3)]) == ["whole"] * 3
         assert d.decoder.peers.peers[0].num_connects == 2
         await again.end()
-    await good.end()
 
 
 async def test_stopped_prefiller_is_fenced_and_its_late_writes_hit_nobody(via: str) -> None:
