@@ -77,6 +77,12 @@ def show_times(decoder: Node, prefiller: Node, request_id: str, client: dict[str
           f" {ours['transfer']['units']} units counted by immediates, over {theirs['transfer']['via']}")
 
 
+def curl_of_a_chat(node: Node) -> str:
+    """A line for the shell."""
+    body = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64}
+    return f"curl -s {node.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
@@ -120,7 +126,7 @@ def main() -> int:
             pdd = pathlib.Path(sys.executable).parent / "pdd"
             pdd = pdd.relative_to(pathlib.Path.cwd()) if pdd.is_relative_to(pathlib.Path.cwd()) else pdd
             print(f"\nThe nodes are up. Look at them:\n  {pdd} --run-dir {run_dir} -i d0 top\n  {pdd} --run-dir {run_dir} -i p0 transfers\n"
-                  f"  curl -s {d0.url}/v1/models\nStop them: kill {' '.join(str(n.pid) for n in nodes)}")
+                  f"Talk to them:\n  {curl_of_a_chat(d0)}\nStop them: kill {' '.join(str(n.pid) for n in nodes)}")
             return 0 if ok else 1
         codes = {node.name: node.stop() for node in (d0, d1, b0, p0)}
         ok &= all(code == 0 for code in codes.values())

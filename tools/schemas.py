@@ -33,6 +33,7 @@ DOCUMENTS: dict[str, Any] = {
     "config_check": printed.ConfigCheck,
     "model_import": printed.ModelImport,
     "topology_export": printed.TopologyExport,
+    "topology": printed.Topology,
 }
 
 

@@ -72,3 +72,95 @@ class TopologyExport(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "pdd.topology_export/1"
     path: str
     entries: int  # files and links in the archive
+
+
+class TopologyNuma(msgspec.Struct, frozen=True, kw_only=True):
+    node: int
+    cpus: str  # a list as the kernel writes it: 0-3,8
+    package: int | None
+
+
+class TopologySwitch(msgspec.Struct, frozen=True, kw_only=True):
+    pci: str
+    devices: tuple[str, ...]  # PCI addresses
+
+
+class TopologyGpu(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    vendor: str
+    model: str | None
+    uuid: str | None
+    pci: str
+    numa: int | None
+    cpus: str | None
+    switch: str | None
+
+
+class TopologyNic(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    rdma: str | None
+    netdev: str | None
+    kind: str
+    state: str
+    usable: bool
+    rate_bits_per_second: int | None
+    gid: str | None
+    gid_index: int | None
+    pci: str | None
+    numa: int | None
+    switch: str | None
+
+
+class TopologyLink(msgspec.Struct, frozen=True, kw_only=True):
+    """NVLink or xGMI."""
+
+    gpu: str
+    target: str  # a PCI address, or cpu
+    target_kind: Literal["gpu", "switch", "cpu"]
+    count: int | None
+    bytes_per_second: int | None
+
+
+class TopologyPair(msgspec.Struct, frozen=True, kw_only=True):
+    gpu: int
+    nic: str
+    path: Literal["PIX", "PXB", "PHB", "NODE", "SYS"]
+    chosen: bool
+    why: str
+
+
+class TopologyRail(msgspec.Struct, frozen=True, kw_only=True):
+    """What one device uses."""
+
+    gpu: int | None  # null: the host's own
+    nics: tuple[str, ...]
+    path: Literal["PIX", "PXB", "PHB", "NODE", "SYS"] | None
+    numa: int | None
+    cpus: str
+    worker_cpus: str
+    why: str
+
+
+class TopologyFinding(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    level: Literal["info", "warn", "error"]
+    message: str
+    gpu: int | None
+    nic: str | None
+
+
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
+    """What `pdd topology` found. What is not known is null."""
+
+    schema: str = "pdd.topology/1"
+    host: str
+    source: tuple[str, ...]
+    cpus: str
+    numa: tuple[TopologyNuma, ...]
+    switches: tuple[TopologySwitch, ...]
+    gpus: tuple[TopologyGpu, ...]
+    nics: tuple[TopologyNic, ...]
+    links: tuple[TopologyLink, ...]
+    pairs: tuple[TopologyPair, ...]
+    rails: tuple[TopologyRail, ...]
+    findings: tuple[TopologyFinding, ...]

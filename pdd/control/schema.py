@@ -201,7 +201,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     output_tokens: int = 0
     pages: PageNeed | None = None
-    why: str | None = None  # what it waits for
+    why: str | None = None  # what it waits for, or why it failed: a sentence for people
     prompt: tuple[int, ...] | None = None
     kind: str = "generate"  # or prefill (for a decoder), attempt (its request is gone, its pages are not)
     attempts: int = 0  # at the KV, failed ones included

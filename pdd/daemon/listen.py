@@ -10,6 +10,7 @@ from pdd.address import parse_address
 from pdd.errors import AddressInUse, ConfigError
 
 _BACKLOG = 512
+_FLAGS = {"api.listen": "--listen", "peers.listen": "--peer-listen"}
 
 
 def bind_tcp(text: str, key: str) -> socket.socket:
@@ -36,7 +37,7 @@ def bind_tcp(text: str, key: str) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(
                 f"{key}: {address} is in use; nothing was loaded",
-                hint=f"`ss -ltnp sport = :{address.port}` shows who has it; choose another with --set {key}=HOST:PORT",
+                hint=f"`ss -ltnp 'sport = :{address.port}'` shows who has it; choose another with {_FLAGS[key]} HOST:PORT",
             ) from None
         if error.errno == errno.EACCES:
             raise ConfigError(f"{key}: {address} is not permitted", hint="ports below 1024 need a privilege") from None

@@ -5,19 +5,22 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from pdd import cli
+from pdd.commands import tree
 from pdd.commands.common import Globals
 from pdd.control import paths
 from pdd.errors import UsageError
@@ -63,7 +66,7 @@ def test_one_request_is_shown_in_words(pdd: Pdd, daemon: Daemon) -> None:
     for line in (
         "age               3.1s", "pages             44/57", "prefill           120ms", "hidden ratio      94%",
         "prompt            1 2 3", "transfer          57 pages, 228 units, 930 kB in 1 write via tcp",
-        "prompt tokens     900",
+        "prompt tokens     900", "attempts so far   0",
     ):
         assert line in out
 
@@ -323,6 +326,34 @@ def test_help_names_every_command(pdd: Pdd) -> None:
             "model",
         ):
             assert f"  {command} " in out
+
+
+def every_command() -> Iterator[tuple[list[str], Any]]:
+    def walk(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
+        yield path, command
+        for name, child in getattr(command, "commands", {}).items():
+            yield from walk(child, [*path, name])
+
+    return walk(typer.main.get_command(tree.app), [])
+
+
+@pytest.mark.parametrize(("path", "command"), [pytest.param(path, command, id=" ".join(path)) for path, command in every_command()])
+def test_every_help_fits_a_screen_and_shows_words_of_ours(pdd: Pdd, path: list[str], command: Any) -> None:
+    out = clean(pdd(*path, "--help", env={"COLUMNS": "80"}), 0).stdout
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= (24 if path else 32)
+    assert re.findall(r"<\w.*?>|\.\.\.$", "\n".join(lines[1:]), re.M) == []  # Typer's types; texts that it cut
+    assert all(re.fullmatch(r"[A-Z.:=]+", each.metavar) for each in command.params if each.metavar)
+
+
+def test_help_names_the_global_options_that_mean_something_to_a_command(pdd: Pdd) -> None:
+    """What prints a document takes --json; what asks a daemon takes -i and --timeout as well."""
+    for words in ("status", "requests", "peers", "transfers", "top", "drain", "resume", "version"):
+        out = clean(pdd(words, "--help"), 0).stdout
+        assert "Here too: -i NAME, --json, --timeout TIME" in out
+    for words in ("topology", "config check", "config show", "model import", "serve"):
+        assert "--json" in clean(pdd(*words.split(), "--help"), 0).stdout.split("Here too: ")[1]
 
 
 @pytest.mark.parametrize(("words", "last"), [((), "Prepare model folders."), (("model",), "a model folder.")])

@@ -13,7 +13,9 @@ import pytest
 from pdd.commands import documents as printed
 from pdd.control import schema
 from pdd.control.client import Client
+from pdd.topology import report, source
 from tests.control import fake_daemon
+from tests.topology import machines
 from tests.tree.imports import ROOT, modules
 from tools import schemas
 
@@ -29,9 +31,29 @@ def test_a_file_is_what_the_code_says(name: str) -> None:
     assert (API / f"{name}.json").read_text() == schemas.schema_text(name), "run tools/schemas.py"
 
 
+@pytest.mark.parametrize("machine", [
+    machines.dgx_h100, machines.p5_48xlarge, machines.p4d_24xlarge, machines.two_gpus_one_nic,
+])  # fmt: skip
+def test_a_topology_has_exactly_the_members(tmp_path: Path, machine: Any) -> None:
+    machine(tmp_path)
+    holds(json.loads(json.dumps(report.document(source.load(tmp_path)))), printed.Topology)
+
+
+def test_a_topology_from_xml_and_of_this_machine_too(pdd: Any, tmp_path: Path) -> None:
+    file = tmp_path / "nccl.xml"
+    link = '<nvlink target="0000:02:00.0" count="18" tclass="0x030200"/>'
+    pci = '<pci busid="0000:0{0}:00.0" class="0x030200" vendor="0x10de" device="0x2330"><gpu>{1}</gpu></pci>'
+    file.write_text(f'<system version="1"><cpu numaid="0" affinity="1">{pci.format(1, link)}{pci.format(2, "")}</cpu></system>')
+    document = json.loads(pdd("--json", "topology", "--input", str(file)).stdout)
+    assert document["links"]
+    assert document["findings"]
+    holds(document, printed.Topology)
+    holds(json.loads(pdd("--json", "topology").stdout), printed.Topology)
+
+
 def test_there_is_one_for_every_document_and_no_other() -> None:
     named = {name for text in modules().values() for name in re.findall(r'"pdd\.([a-z_]+)/1"', text)}
-    assert named - {"topology"} <= set(schemas.DOCUMENTS)  # pdd/topology describes its own
+    assert named <= set(schemas.DOCUMENTS)
     assert {path.stem for path in API.iterdir()} == set(schemas.DOCUMENTS)
 
 

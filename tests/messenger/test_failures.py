@@ -434,21 +434,20 @@ async def test_transfer_that_cannot_open_gives_its_pages_back_and_says_why() -> 
 async def test_a_decoder_ticks_for_attempts_alone() -> None:
     async with running() as rig:
         _, d = await rig.pair()
-        ticks = 0
+        ticks: list[None] = []
         plain = d.decoder.tick
 
         def tick() -> None:
-            nonlocal ticks
-            ticks += 1
+            ticks.append(None)
             plain()
 
         d.decoder.tick = tick  # type: ignore[method-assign]
         await asyncio.sleep(2 * FAST.heartbeat)
-        assert ticks == 0
+        assert ticks == []
         for _ in range(2):  # and again after it was idle
             assert await finish(d.engine.generate("r", prompt(1, 40))) == ["whole"]
-            await until(lambda: ticks > 0 and not d.decoder._has_attempts.is_set())
-            ticks = 0
+            await until(lambda: bool(ticks) and not d.decoder._has_attempts.is_set())
+            ticks.clear()
 
 
 # -- stalls -----------------------------------------------------------------------------------------------------------

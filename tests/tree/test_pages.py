@@ -11,6 +11,7 @@ import pytest
 
 from pdd import errors, metrics
 from pdd.control import app, events, schema, server
+from pdd.engine.request import FinishReason, RequestState
 from pdd.metrics import FAILURE_REASONS, FALLBACKS, OUTCOMES, PAGE_STATES, Metrics, Snapshot
 from tests.control.fake_daemon import FakeSource
 from tests.tree.imports import ROOT
@@ -91,6 +92,20 @@ def test_the_values_of_a_label_are_in_the_page(name: str, values: tuple[str, ...
     _, text = entries("pdd-metrics.7", r"Cm (pdd_\w+) Bq (.*)")[name]
     lines = re.findall(r"^\.(?:Pq )?Li (.*)$", text, re.M)
     assert {word for line in lines for word in re.findall(r"\w+", line)} == set(values)
+
+
+# -- pdd(1): the words of `pdd requests` -------------------------------------------------------------------------------
+def test_the_states_and_reasons_of_requests_are_in_pdd_1() -> None:
+    text = (MAN / "pdd.1").read_text().split("\nSTATE is\n")[1].split("\n.It ")[0]
+    states = text.split("\nPEER ")[0]
+    assert re.findall(r"^\.Cm (\w+)", states, re.M) == [state.value for state in RequestState]
+    reasons = re.findall(r"\w+", " ".join(re.findall(r"^\.Li (.*)$", text.split("for its client,")[1], re.M)))
+    assert reasons == [reason.value for reason in FinishReason]
+    source = (ROOT / "pdd/commands/look.py").read_text()
+    header = re.search(r'\["ID", (.*)\]', source)
+    assert header is not None
+    missing = [name for name in re.findall(r'"(\w+)"', header[1]) if name not in (MAN / "pdd.1").read_text()]
+    assert missing == []
 
 
 # -- pdd-control(7) ----------------------------------------------------------------------------------------------------

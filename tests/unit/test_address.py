@@ -6,6 +6,7 @@ import pytest
 
 from pdd.address import Address, is_loopback, parse_address
 from pdd.daemon.listen import bind_tcp
+from pdd.errors import AddressInUse
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,12 @@ def test_any_free_port_is_for_listening_only() -> None:
     with pytest.raises(ValueError, match="1 to 65535"):
         parse_address("127.0.0.1:0")
     with bind_tcp("127.0.0.1:0", "api.listen") as sock:
-        assert sock.getsockname()[1] > 0
+        port = sock.getsockname()[1]
+        for key, flag in (("api.listen", "--listen"), ("peers.listen", "--peer-listen")):
+            with pytest.raises(AddressInUse, match=f"127.0.0.1:{port} is in use") as caught:
+                bind_tcp(f"127.0.0.1:{port}", key)
+            assert f"choose another with {flag} HOST:PORT" in caught.value.hint
+            assert f"`ss -ltnp 'sport = :{port}'`" in caught.value.hint
 
 
 @pytest.mark.parametrize(
