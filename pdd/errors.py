@@ -201,6 +201,12 @@ class RankDied(EngineError):
     id = "E751"
 
 
+class RanksDisagree(EngineError):
+    """Ranks that must say the same do not; the message names the rank that differs."""
+
+    id = "E752"
+
+
 # -- command line -----------------------------------------------------------------------------------------------------
 class ControlError(PddError):
     exit_code = EXIT_NO_DAEMON

@@ -1,8 +1,12 @@
-"""A rank process without a model: `python fake_rank.py FD BEHAVIOUR`. The real protocol; answers 7."""
+"""A rank process without a model: `python fake_rank.py FD BEHAVIOUR`. The real protocol; answers 7.
+
+A behaviour is of all ranks, or of those that it names: "hang in step@0,die in step@1,die in step@3".
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -21,11 +25,21 @@ from pdd.engine.rank_protocol import (
 )
 
 
-def main(fd: int, behaviour: str) -> None:
+def behaviour_of(rank: int, behaviours: str) -> str:
+    for each in behaviours.split(","):
+        what, _, which = each.partition("@")
+        if which in ("", str(rank)):
+            return what
+    return "work"
+
+
+def main(fd: int, behaviours: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     channel = Channel(socket.socket(fileno=fd))
     init = channel.receive()
     assert isinstance(init, RankInit)
+    behaviour = behaviour_of(init.rank, behaviours)
     if behaviour == "die in start":
         print("no such\nfile or directory", file=sys.stderr, flush=True)
         os._exit(3)
@@ -38,11 +52,21 @@ def main(fd: int, behaviour: str) -> None:
     fds = [os.memfd_create("kv")] + ([os.memfd_create("counter")] if init.rank == 0 else [])
     if behaviour == "no fds":
         fds = []
-    channel.send(ready(init), tuple(fds))
+    channel.send(ready(init, fingerprint="other" if behaviour == "other model" else "f"), tuple(fds))
+    if behaviour == "deaf":
+        time.sleep(1000)
     while isinstance(message := channel.receive(), RunStep):
         plan = message.plan
         if behaviour == "die in step":
             os.kill(os.getpid(), signal.SIGKILL)
+        if behaviour == "die and leave a child":  # which keeps the channel open
+            if os.fork():
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.close(2)
+            poll = select.poll()
+            poll.register(fd, select.POLLHUP)
+            poll.poll()
+            os._exit(0)
         if behaviour == "hang in step":
             time.sleep(1000)
         if behaviour == "fail in step":
@@ -51,17 +75,28 @@ def main(fd: int, behaviour: str) -> None:
         if behaviour == "answer wrongly":
             channel.send(StepDone(StepResult(plan.step + 1, (), 0.0)))
             continue
-        sampled = tuple(SampledRow(row.row_id, (7 + init.rank,)) for row in plan.rows if row.sample)
-        channel.send(StepDone(StepResult(plan.step, sampled, 0.5)))
+        token = 8 if behaviour == "disagree" else 7
+        sampled = tuple(SampledRow(row.row_id, (token,), (0.1 if behaviour == "other logprobs" else 0.2,)) for row in plan.rows if row.sample)
+        if behaviour == "lose a row":
+            sampled = sampled[1:]
+        channel.send(StepDone(StepResult(plan.step, sampled, 0.5 + init.rank)))
+        if behaviour == "fail when told":
+            signal.sigwait([signal.SIGUSR1])
+            channel.send(RankFailed("E750", "the device fell off the bus"))
+            return
+        if behaviour == "answer and die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if behaviour == "answer twice":
+            channel.send(StepDone(StepResult(plan.step, sampled, 0.5)))
     if behaviour == "ignore shutdown":
         time.sleep(1000)
 
 
-def ready(init: RankInit) -> RankReady:
+def ready(init: RankInit, fingerprint: str) -> RankReady:
     return RankReady(
         rank=init.rank, num_layers=2, num_pages=init.num_pages, num_kv_heads=1, page_size=init.page_size, head_dim=4,
         dtype="bfloat16", total_kv_heads=init.world, vocab_size=99, eos_token_ids=(2,), max_context=64, family="llama",
-        fingerprint="f", kv_bytes=1, param_bytes=1, threads=1, load_seconds=0.0, pid=os.getpid(),
+        fingerprint=fingerprint, kv_bytes=1, param_bytes=1, threads=1, load_seconds=0.0, pid=os.getpid(),
     )
 
 

@@ -1,8 +1,11 @@
 """Runs the rank processes of a node: starts them, sends each step to all, gathers, and notices at once when one dies.
 
     start()    spawn -> RankInit -> ... -> RankReady with the fds of KV region and layer counter
-    execute()  RunStep to every rank, StepDone from every rank; rank 0's result counts
+    execute()  RunStep to every rank, StepDone from every rank; they must agree, and rank 0's result counts
     close()    Shutdown, then SIGKILL
+
+All ranks are listened to together (`gather.py`): the first failure ends the step, whichever rank it is of. A rank that
+died without a word is taken for the cause of what others then say; ranks that answer late are all killed.
 
 One thread of its own, the keeper, spawns the ranks, reads their stderr into the log and watches their pidfds, so that a
 death is told while no step runs, too. The keeper lives as long as the ranks: the kernel kills a rank when the *thread*
@@ -30,25 +33,28 @@ from typing import IO
 
 import msgspec
 
+from pdd.engine.agreement import check_ready, check_results
 from pdd.engine.batch import StepPlan, StepResult
+from pdd.engine.gather import DeathTold, Gathering, Message, RankGone, Take
 from pdd.engine.rank_process import rank_command, rank_environment
 from pdd.engine.rank_protocol import (
     Channel,
     ChannelClosed,
     RankFailed,
     RankInit,
-    RankMessage,
     RankProgress,
     RankReady,
     RunStep,
     Shutdown,
     StepDone,
+    encode_frame,
 )
-from pdd.errors import EngineError, RankDied
+from pdd.errors import EngineError, PddError, RankDied
 
 START_TIMEOUT_SECONDS = 600.0  # a large checkpoint from a cold disk
 SHUTDOWN_SECONDS = 2.0  # from Shutdown to SIGKILL
 DEATH_NOTE_SECONDS = 1.0  # from a closed socket to the exit status that explains it
+CAUSE_SECONDS = 0.2  # from what one rank says of its failure to the death of another that was the cause
 MAX_STDERR_LINE = 4096  # bytes
 
 _log = logging.getLogger(__name__)
@@ -98,11 +104,14 @@ class RankExecutor:
         self._keeper = threading.Thread(target=self._keep, name="pdd-ranks", daemon=True)
         self._spawned = threading.Event()
         self._spawn_error: OSError | None = None
-        self._lock = threading.Lock()  # of the three below; held for assignments only
+        self._lock = threading.Lock()  # of the five below; held for assignments only
         self._death: RankDied | None = None
+        self._dead_rank: int | None = None
         self._on_death: Callable[[RankDied], object] | None = None
         self._closing = False
         self._died = threading.Event()
+        self._death_fd: int | None = None  # an eventfd that says the same, for whoever waits for the ranks
+        self._gathering: Gathering | None = None  # from `start` on
 
     # -- daemon ---------------------------------------------------------------------------------------------------
     def start(self) -> tuple[RankInfo, ...]:
@@ -112,6 +121,7 @@ class RankExecutor:
             ModelError, ConfigError, LimitError: the ranks cannot run this model with these settings or this memory.
             RankDied: a rank ended, or did not get ready in time.
         """
+        self._death_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._keeper.start()
         self._spawned.wait()
         try:
@@ -120,10 +130,9 @@ class RankExecutor:
                     f"a rank process cannot be started: {self._spawn_error}",
                     hint="Look at this service's limits of processes and memory (TasksMax, MemoryMax, ulimit -u).",
                 ) from self._spawn_error
-            deadline = time.monotonic() + self._start_timeout
-            for number, channel in enumerate(self._channels):
-                self._send(channel, msgspec.structs.replace(self._init, rank=number))
-            self._infos = tuple(self._await_ready(number, deadline) for number in range(self._init.world))
+            self._gathering = Gathering(self._channels, self._death_fd)
+            self._await_ready()
+            check_ready([info.ready for info in self._infos])
         except BaseException:
             self.close()
             raise
@@ -159,75 +168,117 @@ class RankExecutor:
                 os.close(info.kv_fd)
                 if info.counter_fd is not None:
                     os.close(info.counter_fd)
+            with self._lock:  # a keeper that still lives would write into whatever has this number next
+                death_fd, self._death_fd = self._death_fd, None
+            if death_fd is not None:
+                os.close(death_fd)
 
     # -- engine thread --------------------------------------------------------------------------------------------
     def execute(self, plan: StepPlan) -> StepResult:
         """Runs one step on all ranks.
 
         Raises:
-            RankDied: a rank ended or did not answer within the step timeout, and was killed.
+            RankDied: a rank ended, or did not answer within the step timeout and was killed.
+            RanksDisagree: the ranks did not sample the same tokens.
             EngineError: a rank says that it failed.
         """
-        message = RunStep(plan)
-        for channel in self._channels:
-            self._send(channel, message)
-        deadline = time.monotonic() + self._step_timeout
-        results = [self._await_step(number, plan.step, deadline) for number in range(len(self._channels))]
+        results: dict[int, StepResult] = {}
+
+        def take(rank: int, message: Message) -> bool:
+            if not isinstance(message, StepDone) or message.result.step != plan.step or rank in results:
+                raise self._refusal(rank, f"step {plan.step}", message)
+            results[rank] = message.result
+            return True
+
+        frames = [encode_frame(RunStep(plan))] * len(self._channels)
+        self._exchange(frames, take, f"step {plan.step}", self._step_timeout)
+        if len(results) > 1:
+            check_results([results[rank] for rank in range(len(results))])
         return results[0]
 
-    def _await_step(self, number: int, step: int, deadline: float) -> StepResult:
-        message = self._receive(number, deadline, f"step {step}", self._step_timeout)
-        if isinstance(message, StepDone) and message.result.step == step:
-            return message.result
-        raise EngineError(f"rank {number} answered step {step} with {message!r:.200}")
+    # -- whoever waits for the ranks --------------------------------------------------------------------------------
+    def _await_ready(self) -> None:
+        infos: dict[int, RankInfo] = {}
 
-    def _await_ready(self, number: int, deadline: float) -> RankInfo:
-        channel = self._channels[number]
-        while True:
-            message = self._receive(number, deadline, "its start", self._start_timeout)
+        def take(rank: int, message: Message) -> bool:
             if isinstance(message, RankProgress):
                 if self._on_progress is not None:
-                    self._on_progress(number, message)
-                continue
-            if not isinstance(message, RankReady):
-                raise EngineError(f"rank {number} answered RankInit with {message!r:.200}")
-            fds = channel.take_fds()
-            expected = 2 if number == 0 else 1
+                    self._on_progress(rank, message)
+                return False
+            if not isinstance(message, RankReady) or rank in infos:
+                raise self._refusal(rank, "RankInit", message)
+            fds = self._channels[rank].take_fds()
+            expected = 2 if rank == 0 else 1
             if len(fds) != expected:
                 for fd in fds:
                     os.close(fd)
-                raise EngineError(f"rank {number} came with {len(fds)} descriptors instead of {expected}")
-            return RankInfo(message, fds[0], fds[1] if number == 0 else None)
+                raise EngineError(f"rank {rank} came with {len(fds)} descriptors instead of {expected}")
+            infos[rank] = RankInfo(message, fds[0], fds[1] if rank == 0 else None)
+            return True
 
-    def _send(self, channel: Channel, message: RankInit | RunStep) -> None:
+        frames = [encode_frame(msgspec.structs.replace(self._init, rank=rank)) for rank in range(self._init.world)]
         try:
-            channel.send(message)
-        except ChannelClosed as error:
-            raise self._explain(error) from error
+            self._exchange(frames, take, "its start", self._start_timeout)
+        finally:
+            self._infos = tuple(infos[rank] for rank in sorted(infos))  # `close` closes what has come
 
-    def _receive(self, number: int, deadline: float, what: str, timeout: float) -> RankMessage:
+    def _exchange(self, frames: list[bytes], take: Take, what: str, timeout: float) -> None:
+        """Frames to all ranks and answers from all, or the first failure."""
+        assert self._gathering is not None
         try:
-            message = self._channels[number].receive(max(0.0, deadline - time.monotonic()))
-        except ChannelClosed as error:
-            raise self._explain(error) from error
-        if message is None:
+            late = self._gathering.exchange(frames, take, time.monotonic() + timeout)
+        except RankGone as gone:
+            raise self._first_failure(gone.rank, None, gone) from gone
+        except DeathTold:
+            ended = RankDied("the ranks of this node were told to end")
+            raise self._first_failure(self._dead_rank, None, ended) from None
+        if late:
+            who = f"rank {late[0]}" if len(late) == 1 else f"ranks {', '.join(map(str, late))}"
             hung = RankDied(
-                f"rank {number} did not finish {what} within {timeout:g} s and was killed",
+                f"{who} did not finish {what} within {timeout:g} s and {'was' if len(late) == 1 else 'were'} killed",
                 hint="Look at the load of this machine; engine.step_timeout bounds a step of engine.max_batch_tokens tokens.",
             )
-            self._note_death(hung)
-            self._ranks[number].process.kill()
+            self._note_death(hung, late[0])
+            for rank in late:
+                self._ranks[rank].process.kill()
             raise hung
-        if isinstance(message, RankFailed):
-            raise message.to_error()
-        if not isinstance(message, RankProgress | RankReady | StepDone):
-            raise EngineError(f"rank {number} sent {type(message).__name__}")
-        return message
 
-    def _explain(self, error: ChannelClosed) -> RankDied:
-        """The exit status of the rank behind a closed socket, once the keeper has it."""
-        self._died.wait(DEATH_NOTE_SECONDS)
-        return self._death or error
+    def _refusal(self, rank: int, what: str, message: Message) -> PddError:
+        """What a message that is no answer to `what` ends the node with."""
+        if isinstance(message, RankFailed):
+            said = message.to_error()
+            return self._first_failure(rank, said, said)
+        return EngineError(f"rank {rank} answered {what} with {message!r:.200}")
+
+    def _first_failure(self, rank: int | None, said: PddError | None, sign: PddError) -> PddError:
+        """The failure that `sign` was the first sign of: `rank` failed and `said` so, or is gone.
+
+        Ranks work on each other: one that dies makes others fail, which may be heard first. So a rank that has died
+        without a word is the cause of what others say, and of two that had their say the first heard is.
+        """
+        if said is None and rank is not None:
+            said = self._last_words(rank)
+        if said is None or len(self._channels) > 1:
+            self._died.wait(DEATH_NOTE_SECONDS if said is None else CAUSE_SECONDS)
+        death, dead = self._death, self._dead_rank
+        if death is None or dead is None:
+            return said or sign
+        words = self._last_words(dead) if dead != rank else None
+        if said is not None and (dead == rank or words is not None):
+            return said
+        return words or death
+
+    def _last_words(self, rank: int) -> PddError | None:
+        """Why a rank says that it failed, if it does."""
+        assert self._gathering is not None
+        try:
+            while messages := self._gathering.read(rank):
+                for message in messages:
+                    if isinstance(message, RankFailed):
+                        return message.to_error()
+        except RankGone:
+            return None
+        return None
 
     # -- keeper ---------------------------------------------------------------------------------------------------
     def _keep(self) -> None:
@@ -291,17 +342,20 @@ class RankExecutor:
             self._read_stderr(rank)  # all that the pipe holds: its last words explain the death
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         words = f": {rank.last_lines[-1]}" if rank.last_lines else ""
-        self._note_death(RankDied(f"rank {rank.number} (pid {rank.process.pid}) {how}{words}",
-                                  hint="Its last words are in the log; SIGKILL is often the OOM killer: see dmesg."))
+        death = RankDied(f"rank {rank.number} (pid {rank.process.pid}) {how}{words}",
+                         hint="Its last words are in the log; SIGKILL is often the OOM killer: see dmesg.")
+        self._note_death(death, rank.number)
 
-    def _note_death(self, death: RankDied) -> None:
+    def _note_death(self, death: RankDied, rank: int) -> None:
         """Remembers the first death that nobody asked for, and tells it."""
         with self._lock:
             expected = self._closing or self._death is not None
             if not expected:
-                self._death = death
+                self._death, self._dead_rank = death, rank
             on_death = None if expected else self._on_death
-        self._died.set()
+            self._died.set()
+            if self._death_fd is not None:
+                os.eventfd_write(self._death_fd, 1)
         if not expected:
             _log.error("%s", death)
         if on_death is not None:

@@ -119,6 +119,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[DaemonMessage | RankMessage] = msgspec.msgpack.Decoder(DaemonMessage | RankMessage)
 
 
+def encode_frame(message: DaemonMessage | RankMessage) -> bytes:
+    """The bytes of one message, for every channel that it is to go over."""
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ProtocolError(f"a {type(message).__name__} of {len(payload)} bytes is over {MAX_FRAME_BYTES}")
+    return _HEADER.pack(len(payload)) + payload
+
+
 class ChannelClosed(RankDied):
     """The other end of the socketpair is gone."""
 
@@ -151,15 +159,25 @@ class Channel:
         Raises:
             ChannelClosed: the other end is gone.
         """
-        payload = _encoder.encode(message)
-        if len(payload) > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a {type(message).__name__} of {len(payload)} bytes is over {MAX_FRAME_BYTES}")
-        frame = memoryview(_HEADER.pack(len(payload)) + payload)
+        frame = memoryview(encode_frame(message))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         try:
             sent = self._sock.sendmsg([frame], rights, socket.MSG_NOSIGNAL)
             while sent < len(frame):
                 sent += self._sock.send(frame[sent:], socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise ChannelClosed(f"the other end of the rank channel is gone: {error.strerror}") from error
+
+    def send_some(self, frame: bytes | memoryview) -> int:
+        """Sends as much of a frame as the socket takes without waiting; returns how many bytes that were.
+
+        Raises:
+            ChannelClosed: the other end is gone.
+        """
+        try:
+            return self._sock.send(frame, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
         except OSError as error:
             raise ChannelClosed(f"the other end of the rank channel is gone: {error.strerror}") from error
 
@@ -172,16 +190,27 @@ class Channel:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            frame = self._take_frame()
-            if frame is not None:
-                try:
-                    return _decoder.decode(frame)
-                except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                    raise ProtocolError(f"a malformed frame on the rank channel: {error}") from error
+            message = self.take()
+            if message is not None:
+                return message
             wait = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._wait_readable(wait):
                 return None
-            self._read_some()
+            self.read()
+
+    def take(self) -> DaemonMessage | RankMessage | None:
+        """The next message of those that `read` has read whole.
+
+        Raises:
+            ProtocolError: the bytes are no message of this protocol.
+        """
+        frame = self._take_frame()
+        if frame is None:
+            return None
+        try:
+            return _decoder.decode(frame)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise ProtocolError(f"a malformed frame on the rank channel: {error}") from error
 
     def take_fds(self) -> tuple[int, ...]:
         """The fds received so far; the caller now owns (and closes) them. They come with, or before, their message."""
@@ -207,10 +236,18 @@ class Channel:
         poller.register(self._sock.fileno(), select.POLLIN)
         return bool(poller.poll(None if seconds is None else seconds * 1000))
 
-    def _read_some(self) -> None:
+    def read(self) -> None:
+        """Reads what is there, for `take`. Does not wait.
+
+        Raises:
+            ChannelClosed: end of stream.
+            ProtocolError: descriptors were lost on the way.
+        """
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(1 << 18, socket.CMSG_SPACE(_MAX_FDS * 4),
-                                                           socket.MSG_CMSG_CLOEXEC)
+                                                           socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
         except OSError as error:
             raise ChannelClosed(f"the other end of the rank channel is gone: {error.strerror}") from error
         for level, kind, raw in ancillary:

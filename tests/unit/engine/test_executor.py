@@ -30,6 +30,7 @@ from pdd.errors import (
     ModelError,
     PddError,
     RankDied,
+    RanksDisagree,
 )
 
 FAKE_RANK = Path(__file__).parents[2] / "fake_rank.py"
@@ -59,8 +60,8 @@ def make() -> Iterator[Make]:
             assert rank.process.returncode is not None
 
 
-def plan(step: int = 0) -> StepPlan:
-    row = Row(row_id=5, tokens=(1,), start=0, new_pages=(0,), sample=True)
+def plan(step: int = 0, num_tokens: int = 1) -> StepPlan:
+    row = Row(row_id=5, tokens=(1,) * num_tokens, start=0, new_pages=(0,), sample=True)
     return StepPlan(step, (), (NewRow(5, (1,), (), None),), (row,))
 
 
@@ -76,7 +77,7 @@ def wait_gone(pid: int) -> None:
     raise AssertionError(f"process {pid} still lives")
 
 
-@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("world", [1, 2, 4])
 def test_every_rank_gets_each_step_and_the_first_answers(make: Make, world: int) -> None:
     progress: list[tuple[int, RankProgress]] = []
     executor = make(world=world, on_progress=lambda rank, what: progress.append((rank, what)))
@@ -84,10 +85,10 @@ def test_every_rank_gets_each_step_and_the_first_answers(make: Make, world: int)
     assert [info.ready.rank for info in infos] == list(range(world))
     assert [info.counter_fd is not None for info in infos] == [True] + [False] * (world - 1)
     assert infos[0].ready.num_pages == 9
-    assert [rank for rank, _ in progress] == list(range(world))
+    assert sorted(rank for rank, _ in progress) == list(range(world))
     for step in range(3):
         result = executor.execute(plan(step))
-        assert (result.step, result.sampled[0].tokens) == (step, (7,))
+        assert (result.step, result.sampled[0].tokens, result.seconds) == (step, (7,), 0.5)
     for info in infos:
         os.fstat(info.kv_fd)
 
@@ -210,6 +211,119 @@ def test_a_death_is_told_while_no_step_runs(make: Make, world: int) -> None:
     late: list[RankDied] = []
     executor.watch(late.append)
     assert late == deaths
+
+
+# -- several ranks ----------------------------------------------------------------------------------------------------
+def step_of(executor: RankExecutor, **options: int) -> PddError:
+    """What a first step ends with."""
+    executor.start()
+    with pytest.raises(PddError) as caught:
+        executor.execute(plan(**options))
+    return caught.value
+
+
+@pytest.mark.parametrize(("world", "rank"), [(2, 0), (2, 1), (4, 0), (4, 2), (4, 3)])
+@pytest.mark.parametrize(
+    ("behaviour", "kind", "words"),
+    [("fail in step", EngineError, "out of memory"), ("die in step", RankDied, "was killed by SIGKILL"),
+     ("answer wrongly", EngineError, "answered step 0"), ("answer and die", RankDied, "was killed by SIGKILL"),
+     ("answer twice", EngineError, "answered step 0")],
+)
+def test_the_first_failure_ends_a_step_that_the_others_never_would(
+    make: Make, world: int, rank: int, behaviour: str, kind: type[PddError], words: str
+) -> None:
+    others = [f"hang in step@{other}" for other in range(world) if other != rank]
+    executor = make(",".join([f"{behaviour}@{rank}", *others]), world=world, step_timeout=10 * PATIENCE_SECONDS)
+    error = step_of(executor)
+    for each in executor._ranks:
+        each.process.kill()  # a close would wait for them
+    assert type(error) is kind
+    assert words in str(error)
+    assert behaviour == "fail in step" or f"rank {rank}" in str(error)
+
+
+@pytest.mark.parametrize("behaviour", ["fail in start E781", "die in start"])
+def test_a_start_that_fails_on_one_rank_does_not_wait_for_the_others(make: Make, behaviour: str) -> None:
+    executor = make(f"hang in start@0,{behaviour}@1", world=2, start_timeout=10 * PATIENCE_SECONDS)
+    with pytest.raises(PddError, match=r"not a checkpoint|rank 1 .* exited with status 3"):
+        executor.start()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "world", "who"),
+    [("hang in step@2", 4, "rank 2"), ("hang in step@0", 2, "rank 0"), ("hang in step", 2, "ranks 0, 1"),
+     ("hang in step@1,deaf@3", 4, "ranks 1, 3")],
+)
+def test_every_rank_that_is_late_is_named_and_killed(make: Make, behaviour: str, world: int, who: str) -> None:
+    executor = make(behaviour, world=world, step_timeout=0.5)
+    error = step_of(executor)
+    assert str(error).startswith(f"{who} did not finish step 0 within 0.5 s")
+    for rank in who.split(" ", 1)[1].split(", "):
+        process = executor._ranks[int(rank)].process
+        process.wait(PATIENCE_SECONDS)
+        assert process.returncode == -signal.SIGKILL
+
+
+def test_a_rank_that_does_not_read_is_late_too(make: Make) -> None:
+    """The plan does not fit the socket: no send may wait for a rank longer than the step may take."""
+    error = step_of(make("deaf@0", world=2, step_timeout=0.5), num_tokens=1_000_000)
+    assert str(error).startswith("rank 0 did not finish step 0 within 0.5 s")
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_plans_that_no_socket_holds_reach_every_rank(make: Make, world: int) -> None:
+    executor = make(world=world)
+    executor.start()
+    for step in range(3):
+        assert executor.execute(plan(step, num_tokens=1_000_000)).step == step
+
+
+def test_a_silent_death_is_the_cause_of_what_others_say(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdd.engine.executor.CAUSE_SECONDS", PATIENCE_SECONDS)
+    error = step_of(make("fail in step@0,die in step@1", world=2))
+    assert isinstance(error, RankDied)
+    assert "rank 1" in str(error)
+
+
+@pytest.mark.parametrize(("world", "rank"), [(1, 0), (2, 1)])
+def test_a_death_is_heard_though_a_child_keeps_the_channel_open(make: Make, world: int, rank: int) -> None:
+    error = step_of(make(f"die and leave a child@{rank}", world=world, step_timeout=10 * PATIENCE_SECONDS))
+    assert isinstance(error, RankDied)
+    assert f"rank {rank}" in str(error)
+    assert "SIGKILL" in str(error)
+
+
+def test_what_a_rank_says_at_its_end_is_heard_by_the_next_step(make: Make) -> None:
+    executor = make("fail when told@1", world=2)
+    executor.start()
+    executor.execute(plan())
+    os.kill(executor._ranks[1].process.pid, signal.SIGUSR1)
+    assert executor._died.wait(PATIENCE_SECONDS)
+    with pytest.raises(EngineError, match="fell off the bus"):
+        executor.execute(plan(1))
+
+
+@pytest.mark.parametrize(("world", "rank", "other"), [(2, 1, 0), (4, 0, 1), (4, 3, 0)])
+@pytest.mark.parametrize(
+    ("behaviour", "words"), [("disagree", "row 5 got tokens [8], not [7]"), ("lose a row", "it sampled rows [], not [5]")]
+)
+def test_a_rank_that_samples_other_tokens_is_named(
+    make: Make, world: int, rank: int, other: int, behaviour: str, words: str
+) -> None:
+    error = step_of(make(f"{behaviour}@{rank}", world=world))
+    assert isinstance(error, RanksDisagree)
+    assert str(error) == f"rank {rank} disagrees with rank {other} in step 0: {words}"
+
+
+def test_log_probabilities_may_differ_and_those_of_rank_0_count(make: Make) -> None:
+    executor = make("other logprobs@1", world=2)
+    executor.start()
+    assert executor.execute(plan()).sampled[0].logprobs == (0.2,)
+
+
+def test_ranks_that_loaded_different_models_do_not_start(make: Make) -> None:
+    with pytest.raises(RanksDisagree, match="rank 2 disagrees with rank 0 after its start: its fingerprint is other, not f"):
+        make("other model@2", world=4).start()
 
 
 def test_ranks_do_not_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
