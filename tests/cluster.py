@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pathlib
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,12 +27,22 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: nothing may be imported between fork and exec
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """For a child before exec: it is killed when the thread that started it ends, however that comes about."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Node:
-    """One `pdd serve` process. Its output goes to RUN_DIR/NAME.log."""
+    """One `pdd serve` process. Its output goes to RUN_DIR/NAME.log. It ends with this process, unless it `outlives` it."""
 
     def __init__(self, name: str, role: str, model: str | os.PathLike[str], run_dir: pathlib.Path, *,
                  peers: Sequence[str] = (), sets: Sequence[str] = (), cpus: Sequence[int] | None = None,
-                 env: dict[str, str] | None = None) -> None:
+                 env: dict[str, str] | None = None, outlives: bool = False) -> None:
+        self.outlives = outlives
         self.name, self.role, self.run_dir = name, role, run_dir
         self.port, self.peer_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -50,11 +62,17 @@ class Node:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Node:
-        pin = None if self.cpus is None else (lambda cpus=tuple(self.cpus): os.sched_setaffinity(0, cpus))
+        assert self.outlives or threading.current_thread() is threading.main_thread(), "it would end with this thread"
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(self.argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.env,
-                                            preexec_fn=pin, start_new_session=True)
+                                            preexec_fn=self._before_exec, start_new_session=True)
         return self
+
+    def _before_exec(self) -> None:
+        if not self.outlives:
+            die_with_parent()
+        if self.cpus is not None:
+            os.sched_setaffinity(0, self.cpus)
 
     @property
     def pid(self) -> int:

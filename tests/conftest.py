@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
+import threading
 
 import pytest
 
@@ -11,6 +13,18 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A runner that is told to end tears its tests down, as for ^C, and so ends what they started."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(f"signal {number}")
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)
+
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 

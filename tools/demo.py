@@ -97,10 +97,10 @@ def main() -> int:
         write_demo_model(pathlib.Path(model))
     # fp32: greedy tokens are then the same whichever node prefilled; bf16 has near-ties that batch shape can flip
     sets = ["engine.threads=1", "model.dtype=float32"]
-    p0 = Node("p0", "prefill", model, run_dir, sets=sets)
-    d0 = Node("d0", "decode", model, run_dir, peers=[p0.peer_address], sets=sets)
-    d1 = Node("d1", "decode", model, run_dir, peers=[p0.peer_address], sets=sets)
-    b0 = Node("b0", "both", model, run_dir, sets=sets)
+    p0 = Node("p0", "prefill", model, run_dir, sets=sets, outlives=args.keep)
+    d0 = Node("d0", "decode", model, run_dir, peers=[p0.peer_address], sets=sets, outlives=args.keep)
+    d1 = Node("d1", "decode", model, run_dir, peers=[p0.peer_address], sets=sets, outlives=args.keep)
+    b0 = Node("b0", "both", model, run_dir, sets=sets, outlives=args.keep)
     nodes = [p0, d0, d1, b0]
     ok = False
     try:

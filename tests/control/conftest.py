@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import die_with_parent
 from tests.control import fake_daemon
 
 
@@ -25,7 +26,8 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     def start(name: str) -> subprocess.Popen[str]:
         command = [sys.executable, fake_daemon.__file__, str(tmp_path / "run"), name]
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            preexec_fn=die_with_parent,
         )
         started.append(process)
         assert process.stdout is not None

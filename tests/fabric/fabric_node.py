@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pdd.fabric import _native as native
+from tests.cluster import die_with_parent
 
 PAGE = 4096
 
@@ -239,6 +240,7 @@ def spawn(*args: Any, pass_fds: tuple[int, ...] = (), prefix: Sequence[str] = ()
         text=True,
         env=environment,
         pass_fds=pass_fds,
+        preexec_fn=die_with_parent,
     )
     node = RemoteNode(process)
     node.receive()

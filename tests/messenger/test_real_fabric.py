@@ -14,6 +14,7 @@ import pytest
 
 from pdd.engine.request import KvOutcome
 from pdd.errors import NoPrefiller
+from tests.cluster import die_with_parent
 from tests.messenger.rig import finish, prompt, until
 
 native = pytest.importorskip("pdd.fabric._native")
@@ -37,6 +38,7 @@ class Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.messenger.real_node", name, str(port), str(layer_seconds), via,
             stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            preexec_fn=die_with_parent,
         )
         assert process.stdout is not None
         async with asyncio.timeout(30):
