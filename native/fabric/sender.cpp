@@ -286,6 +286,7 @@ void Sender::abandon(const std::string& reason) {
 void Sender::end_if_done(Transfer& transfer) {
     if (!transfer.done()) return;
     const auto& counts = transfer.counts();
+    stat_sub(shared_.stats.active_transfers);  // before the event: whoever hears it may look at once
     shared_.events.push({.kind = EventKind::TransferDone,
                          .id = transfer.id(),
                          .ok = counts.ok,
@@ -293,7 +294,6 @@ void Sender::end_if_done(Transfer& transfer) {
                          .unknown = counts.unknown,
                          .text = transfer.error(),
                          .traffic = transfer.traffic()});
-    stat_sub(shared_.stats.active_transfers);
     transfers_.erase(transfer.id());
 }
 
