@@ -181,13 +181,19 @@ class PeerProtocol(PeerError):
 class PeerUnauthenticated(PeerError):
     """The two ends do not share a token. The message never contains it."""
 
-    id, retryable = "E516", False
+    id, exit_code, retryable = "E516", EXIT_NOT_PERMITTED, False
 
 
 class FabricFailure(PeerError):
     """A libfabric call failed; the message names operation, provider and peer."""
 
     id, exit_code, http_status = "E520", EXIT_DEVICE_MISSING, 502
+
+
+class WrongContents(PeerError):
+    """What a benchmark found in memory is not what was written there."""
+
+    id, retryable = "E521", False
 
 
 # -- engine -----------------------------------------------------------------------------------------------------------
@@ -220,6 +226,12 @@ class UsageError(ControlError):
 
 class DaemonNotRunning(ControlError):
     id = "E301"
+
+
+class BenchPeerLost(ControlError):
+    """The other end of a benchmark cannot be reached, is none, or went away."""
+
+    id = "E302"
 
 
 class AccessDenied(ControlError):

@@ -7,6 +7,7 @@ Data goes to stdout, messages to stderr. Stdlib only, and nothing is imported be
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import socket
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdd import units
 from pdd.control import paths
-from pdd.errors import PddError, UsageError
+from pdd.errors import HOW_TO_INSTALL, NotInstalled, PddError, UsageError
 
 if TYPE_CHECKING:
     from pdd.control.client import Client
@@ -86,6 +87,14 @@ def configured(file: Path | None, key: str) -> str | None:
     if isinstance(found, bool):
         return "true" if found else "false"
     return found if isinstance(found, str) and found else None
+
+
+def require_native() -> None:
+    """Raises NotInstalled when the native core is not there."""
+    try:
+        importlib.import_module("pdd.fabric._native")
+    except ImportError as error:
+        raise NotInstalled(f"pdd's native core cannot be loaded: {error}", hint=HOW_TO_INSTALL) from None
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 from pdd import config_load, config_sources, log
 from pdd.commands import preflight
-from pdd.commands.common import Globals, print_json
+from pdd.commands.common import Globals, print_json, require_native
 from pdd.commands.configure import toml_text
 from pdd.config import Config, all_fields, values
 from pdd.errors import EXIT_BUG, HOW_TO_INSTALL, NotInstalled, PddError
@@ -65,10 +64,7 @@ def _check_installation() -> None:
     Raises:
         NotInstalled: what a node needs beside this client is not there.
     """
-    try:
-        importlib.import_module("pdd.fabric._native")
-    except ImportError as error:
-        raise NotInstalled(f"pdd's native core cannot be loaded: {error}", hint=HOW_TO_INSTALL) from None
+    require_native()
     if importlib.util.find_spec("torch") is None:
         raise NotInstalled("a node needs torch, which is not installed", hint=HOW_TO_INSTALL)
 

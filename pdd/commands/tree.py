@@ -52,6 +52,7 @@ _OF_A_NODE = _also("-i NAME", "--json", "--timeout TIME")
 
 config_app = _group("config", "Check and show settings.")
 model_app = _group("model", "Prepare model folders.")
+bench_app = _group("bench", "Measure parts of a node.")
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any setting; repeatable.")
 ]
@@ -282,3 +283,37 @@ def model_import(
     from pdd.commands.act import model_import as run
 
     run(ctx.obj, source, directory)
+
+
+@bench_app.command("kv")
+def bench_kv(
+    ctx: typer.Context,
+    loopback: Annotated[bool, typer.Option("--loopback", help="Between two processes of this machine.")] = False,
+    listen: Annotated[
+        str | None, typer.Option("--listen", metavar="ADDR:PORT", help="Be the writing end and wait for --peer.")
+    ] = None,
+    peer: Annotated[
+        str | None, typer.Option("--peer", metavar="ADDR:PORT", help="Measure against the --listen there.")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", metavar="LIST", help="Sizes of a page [4KiB,16KiB,64KiB,256KiB,1MiB].")
+    ] = None,
+    pages: Annotated[str | None, typer.Option("--pages", metavar="LIST", help="Pages of one request [64].")] = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", metavar="LIST", help="scattered, adjacent [both].")
+    ] = None,
+    inflight: Annotated[int | None, typer.Option("--inflight", min=1, max=4096, help="Requests at once [4].")] = None,
+    nics: Annotated[str, typer.Option("--nics", metavar="LIST", help="Address or name of each NIC of this end.")] = "",
+    provider: Annotated[str, typer.Option("--provider", metavar="NAME", help="auto, efa, verbs or tcp.")] = "auto",
+    seconds: Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Of one repeat [1s].")] = None,
+    repeats: Annotated[int | None, typer.Option("--repeats", min=1, max=1000, help="Of each combination [3].")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="The token that both ends share.")
+    ] = None,
+) -> None:
+    """How fast KV pages go to another node, or within this machine; needs no daemon and no model."""
+    from pdd.commands.bench import Where, kv
+
+    wanted = {"--sizes": sizes, "--pages": pages, "--layout": layout, "--inflight": inflight, "--seconds": seconds,
+              "--repeats": repeats}  # fmt: skip
+    kv(ctx.obj, Where(loopback, listen, peer), wanted, nics, provider, token_file)

@@ -17,7 +17,7 @@ LAYERS = (
     ("messenger",),
     ("control", "api"),
     ("daemon",),
-    ("tui",),
+    ("tui", "bench"),
     ("cli", "commands", "__main__"),
 )
 # Parts of one layer are strangers, but for these, which are one thing in several files.

@@ -1,0 +1,133 @@
+"""One end of a benchmark: a fabric of its own, one endpoint, and one pool of shared memory.
+
+It is what a serving node has, without model and ranks: the memory is a memfd that is registered as a rank's KV is, writes
+go through plans and the watcher, arrivals are counted by immediates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import time
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pdd.bench.cells import Pages
+from pdd.daemon import line_rate
+from pdd.errors import FabricFailure, LimitError
+from pdd.fabric import _native
+from pdd.topology import sysfs
+from pdd.topology.pairing import host_rail_group
+
+Event = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FabricOptions:
+    """As [fabric] of the settings file has them."""
+
+    provider: str = "auto"
+    library: str = ""
+    nics: tuple[str, ...] = ()  # address or domain name each; empty: chosen
+    source: str = ""  # local address, where the provider names NICs by one and `nics` is empty
+    idle: str = "auto"
+
+
+class BenchNode:
+    """Owner: one thread. Close it."""
+
+    def __init__(self, options: FabricOptions, memory_bytes: int) -> None:
+        """Raises FabricFailure: nothing fits the options. LimitError: so much memory cannot be had or registered."""
+        try:
+            self.fabric = _native.Fabric(
+                provider=options.provider, library=options.library, bind=list(options.nics), source=options.source,
+                idle=options.idle, cpus=list(host_rail_group(sysfs.read()).cpus),
+            )
+        except _native.FabricError as error:
+            raise FabricFailure(str(error), hint="`pdd topology` shows the NICs; install the extra [fabric] or "
+                                "Debian's libfabric1 where there is no libfabric.") from None
+        try:
+            self._take_memory(memory_bytes)
+            self.endpoint = self.fabric.open_endpoint()
+        except BaseException:
+            self.fabric.close()
+            raise
+        caps = self.fabric.caps
+        self.provider: str = caps["provider"]
+        self.library_version: str = caps["library_version"]
+        self.nics = tuple(nic["address"] or nic["domain"] for nic in caps["nics"])
+        self.line_rate = line_rate.bytes_per_second([nic["domain"] for nic in caps["nics"]])
+
+    def _take_memory(self, nbytes: int) -> None:
+        fd = os.memfd_create("pdd-bench", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, nbytes)
+            self._memory = _native.MappedMemory(fd, nbytes, populate=True)
+            self._region = self.fabric.register(self._memory.address, nbytes)
+        except (OSError, MemoryError, _native.FabricError, RuntimeError) as error:
+            raise LimitError(f"{nbytes >> 20} MiB of memory cannot be registered: {error}",
+                             hint="Measure smaller pages or fewer of them, or raise `ulimit -l`.") from None
+        finally:
+            os.close(fd)
+        self.view = self._memory.view()
+
+    def describe(self, *, with_memory: bool) -> bytes:
+        return self.fabric.describe(self.endpoint, [self._region] if with_memory else [])
+
+    def connect(self, descriptor: bytes) -> None:
+        """Raises FabricFailure when the two ends do not fit."""
+        try:
+            self.fabric.connect(self.endpoint, descriptor)
+        except _native.FabricError as error:
+            raise FabricFailure(str(error), hint="Give both ends the same --provider and NICs that reach each "
+                                "other.") from None
+
+    def plan(self, page_bytes: int, sources: Pages, targets: Pages) -> _native.WritePlan:
+        """Entry i writes page sources[i] to the other end's page targets[i]; one unit each."""
+        return _native.WritePlan(
+            src_region=self._region, dst_region=0, src_offset=sources * page_bytes, dst_offset=targets * page_bytes,
+            nbytes=np.full(len(sources), page_bytes, dtype=np.int64), units=np.ones(len(sources), dtype=np.int64),
+            src_layer_stride=0, dst_layer_stride=0, num_layers=1,
+        )
+
+    def wait(self, others: Sequence[Any], timeout: float) -> list[Event]:
+        """Events of the fabric, or none when one of `others` became readable or `timeout` seconds passed."""
+        select.select([self.fabric.fileno(), *others], [], [], timeout)
+        return self.fabric.drain()
+
+    # -- contents
+    def fill(self) -> None:
+        """Bytes that no two lives of a node share."""
+        self.view[:] = np.frombuffer(np.random.default_rng().bytes(len(self.view)), dtype=np.uint8)
+
+    def clear(self, nbytes: int) -> None:
+        self.view[:nbytes] = 0
+
+    def checksums(self, page_bytes: int, pages: Pages) -> np.ndarray[Any, np.dtype[np.uint32]]:
+        """CRC-32 of each of these pages."""
+        whole = memoryview(self.view)
+        return np.fromiter((zlib.crc32(whole[at : at + page_bytes]) for at in (pages * page_bytes).tolist()),
+                           dtype=np.uint32, count=len(pages))
+
+    def close(self) -> None:
+        self.fabric.close()
+
+
+class Cost:
+    """Processor time of this process since it was made, all threads."""
+
+    def __init__(self) -> None:
+        self._cpu, self._begin = self._used(), time.perf_counter()
+
+    @staticmethod
+    def _used() -> float:
+        times = os.times()
+        return times.user + times.system
+
+    def so_far(self) -> tuple[float, float]:
+        """(seconds of a core, seconds passed)."""
+        return self._used() - self._cpu, time.perf_counter() - self._begin

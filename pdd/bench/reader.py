@@ -1,0 +1,150 @@
+"""The reading end of a benchmark: asks for pages as a decoder does, counts them, and measures.
+
+It keeps `cell.depth` requests asked for. A request counts from the asking to the last of its pages counted here, on one
+clock. What arrived is compared, page by page, with the checksums that the writer took of what it sent; the pool is
+cleared before every repeat, so nothing of an earlier one can pass for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+
+from pdd.bench import wire
+from pdd.bench.cells import Cell, order
+from pdd.bench.channel import Channel
+from pdd.bench.node import BenchNode, Cost, Event
+from pdd.errors import BenchPeerLost, FabricFailure, TimedOut, WrongContents
+from pdd.fabric import _native
+from pdd.messenger.wire import pack_u32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sample:
+    """One repeat of one cell."""
+
+    seconds: float
+    requests: int
+    writes: int  # operations of the writer's NICs
+    latencies: tuple[float, ...]  # seconds, one per request
+    reader_cores: float
+    writer_cores: float
+    verified_pages: int
+
+
+class Reader:
+    """Owner: one thread. `begin`, then any number of `take` and `measure`."""
+
+    def __init__(self, channel: Channel, node: BenchNode) -> None:
+        self._channel, self._node = channel, node
+        self._cell: Cell | None = None
+
+    @property
+    def node(self) -> BenchNode:
+        return self._node
+
+    def begin(self) -> wire.Ready:
+        """Joins the two fabrics; what the writer says of its own."""
+        self._channel.send(wire.Setup(len(self._node.view), self._channel.timeout))
+        self.writer = self._channel.expect(wire.Ready)
+        self._channel.send(wire.Target(self._node.describe(with_memory=True)))
+        self._node.connect(self.writer.descriptor)
+        return self.writer
+
+    def take(self, cell: Cell) -> None:
+        """Tells the writer of the next cell and hears what its pages hold."""
+        sources, self._targets = order(cell.num_pages, cell.layout, 1), order(cell.num_pages, cell.layout, 2)
+        self._channel.send(wire.Cell(cell.page_bytes, cell.pages, pack_u32(sources.tolist()),
+                                     pack_u32(self._targets.tolist())))
+        filled = self._channel.expect(wire.Filled)
+        if len(filled.checksums) != 4 * cell.num_pages:
+            raise BenchPeerLost(f"{self._channel.peer} sent {len(filled.checksums)} bytes of checksums for "
+                                f"{cell.num_pages} pages")
+        self._checksums = np.frombuffer(filled.checksums, dtype="<u4")
+        self._cell = cell
+
+    def measure(self, seconds: float) -> Sample:
+        """One repeat of the cell that was taken, `seconds` long and the requests that are then on their way.
+
+        Raises:
+            WrongContents: something else arrived than was sent. FabricFailure: a write failed, or too much arrived.
+            TimedOut: a request did not become whole. BenchPeerLost: the writer went away.
+        """
+        cell = self._cell
+        assert cell is not None
+        self._node.clear(cell.pool_bytes)
+        self._channel.send(wire.Start())
+        self._channel.expect(wire.Started)
+        asked: dict[int, float] = {}
+        latencies: list[float] = []
+        num_asked = 0
+        cost = Cost()
+        begin = last = time.perf_counter()
+        to_ask = cell.depth
+        while True:
+            if to_ask:
+                self._ask(cell, num_asked, to_ask, asked)
+                num_asked += to_ask
+            elif not asked:
+                break
+            done = self._arrived(asked)
+            now = time.perf_counter()
+            if done:
+                last = now
+                latencies += [now - start for start in done]
+            elif now - last > self._channel.timeout:
+                raise TimedOut(f"{len(asked)} requests of {cell.name} are not whole, and nothing has arrived for "
+                               f"{self._channel.timeout:g} s", hint="Allow more with --timeout.")
+            to_ask = len(done) if now - begin < seconds else 0
+        used, passed = cost.so_far()
+        self._channel.send(wire.Stop())
+        stopped = self._channel.expect(wire.Stopped)
+        return Sample(
+            seconds=last - begin, requests=num_asked, writes=stopped.writes, latencies=tuple(latencies),
+            reader_cores=used / passed, writer_cores=stopped.cpu_seconds / max(stopped.elapsed_seconds, 1e-9),
+            verified_pages=self._verify(cell, num_asked),
+        )
+
+    def _ask(self, cell: Cell, first: int, count: int, asked: dict[int, float]) -> None:
+        fabric = self._node.fabric
+        keys = tuple(fabric.imm_allocate(self._node.endpoint) for _ in range(count))
+        for key in keys:
+            fabric.imm_arm(key, cell.pages)
+        now = time.perf_counter()
+        asked.update((key, now) for key in keys)
+        self._channel.send(wire.Ask(first, keys))
+
+    def _arrived(self, asked: dict[int, float]) -> list[float]:
+        """When the requests were asked for that have become whole; waits a moment when none has."""
+        events = self._node.fabric.drain() or self._node.wait([self._channel], 0.5)
+        if not events and (message := self._channel.take()) is not None:
+            raise BenchPeerLost(f"{self._channel.peer} sent a {type(message).__name__} out of turn")
+        return [start for event in events if (start := self._one(event, asked)) is not None]
+
+    def _one(self, event: Event, asked: dict[int, float]) -> float | None:
+        if event[0] == _native.IMM_REACHED:
+            self._node.fabric.imm_retire(event[1])
+            return asked.pop(event[1])
+        if event[0] == _native.IMM_OVERRUN:
+            raise FabricFailure(f"more pages arrived under key {event[1]} than were asked for: {event[2]}")
+        if event[0] == _native.ENDPOINT_FAILED:
+            raise FabricFailure(f"the endpoint failed: {event[2]}")
+        return None
+
+    def _verify(self, cell: Cell, requests: int) -> int:
+        """How many pages are what was sent: all that the requests named, those of the last request first."""
+        if requests >= cell.num_slots:
+            entries = np.roll(np.arange(cell.num_pages), -(requests % cell.num_slots) * cell.pages)[::-1]
+        else:
+            entries = np.arange(requests * cell.pages)[::-1]
+        found = self._node.checksums(cell.page_bytes, self._targets[entries])
+        wrong = entries[found != self._checksums[entries]]
+        if len(wrong):
+            raise WrongContents(
+                f"{len(wrong)} of {len(entries)} pages of {cell.name} are not what was sent, page "
+                f"{int(self._targets[wrong[0]])} for one ({self._node.provider}, libfabric {self._node.library_version})",
+                hint="Please report it, with `pdd topology --export FILE`.",
+            )
+        return len(entries)
