@@ -70,10 +70,10 @@ class Channel:
             BenchPeerLost: the end of the stream, a goodbye, or no message of ours. FabricFailure: its writes failed.
         """
         while (payload := self._next()) is None:
-            try:
-                data = self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
+            if not select.select([self._sock], [], [], 0)[0]:  # recv itself would wait for the socket's timeout
                 return None
+            try:
+                data = self._sock.recv(_READ_BYTES)
             except OSError as error:
                 raise BenchPeerLost(f"the connection to {self.peer} broke: {error.strerror or error}") from None
             if not data:
