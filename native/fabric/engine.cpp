@@ -19,12 +19,16 @@ const Error kClosed{"the fabric is closed", FI_ESHUTDOWN};
 
 }  // namespace
 
-Engine::Shared::Shared()
-    : commands(kCommandRing), events(kEventRing), watcher([this](uint64_t id, uint32_t from, uint32_t to) {
-          // The worker never waits for the watcher, so waiting here can not be a circle.
-          while (!commands.push(command::Fire{id, from, to}, kSendPatience) && !commands.closed()) {
-          }
-      }) {}
+Engine::Shared::Shared(bool spin)
+    : commands(kCommandRing),
+      events(kEventRing),
+      watcher(
+          [this](uint64_t id, uint32_t from, uint32_t to) {
+              // The worker never waits for the watcher, so waiting here can not be a circle.
+              while (!commands.push(command::Fire{id, from, to}, kSendPatience) && !commands.closed()) {
+              }
+          },
+          spin) {}
 
 Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config) {
     if (config.provider == "local") {  // alone: no library is needed
@@ -46,7 +50,7 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config, std::fu
         return Error{"window_ops and window_bytes must not be 0", FI_EINVAL};
 
     std::unique_ptr<Engine> engine(new Engine);
-    engine->shared_ = std::make_shared<Shared>();
+    engine->shared_ = std::make_shared<Shared>(!idle->blocks());
     if (engine->fileno() < 0 || engine->shared_->commands.fd() < 0)
         return Error{"eventfd: no file descriptor is left", FI_EMFILE};
     std::promise<Result<std::vector<ProviderCaps>>> opened;

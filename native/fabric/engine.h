@@ -85,7 +85,7 @@ class Engine {
   private:
     // Everything the two threads touch: it outlives the Engine if a thread can not be joined.
     struct Shared {
-        Shared();
+        explicit Shared(bool spin);
         CommandQueue commands;
         EventQueue events;
         ImmTable imms;

@@ -30,6 +30,7 @@ class IdlePolicy {
         return std::nullopt;
     }
 
+    bool blocks() const { return linger_ != Clock::duration::max(); }
     void worked(TimePoint now) { last_work_ = now; }
     Step nothing(TimePoint now) const {
         const auto since = now - last_work_;

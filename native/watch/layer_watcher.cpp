@@ -20,7 +20,7 @@ constexpr uint32_t kLongSleep = 200;               // us: small against the comp
 
 }  // namespace
 
-LayerWatcher::LayerWatcher(Fire fire) : fire_(std::move(fire)), thread_([this] { run(); }) {}
+LayerWatcher::LayerWatcher(Fire fire, bool spin) : fire_(std::move(fire)), spin_(spin), thread_([this] { run(); }) {}
 
 LayerWatcher::~LayerWatcher() {
     stop();
@@ -102,13 +102,15 @@ bool LayerWatcher::step(std::vector<Live>& live) {
 }
 
 void LayerWatcher::idle(uint32_t turns, const std::vector<Live>& live) {
+    if (spin_ || turns < kSpins) {
+        cpu_pause();
+        return;
+    }
     const auto& counter = live.front().alarm.counter;
     const bool wakes = counter->wakes() && std::all_of(live.begin(), live.end(), [&](const Live& one) {
                            return one.alarm.counter == counter;
                        });
-    if (turns < kSpins) {
-        cpu_pause();
-    } else if (wakes) {
+    if (wakes) {
         counter->wait(seen_, kPatience * (1 << std::min(turns - kSpins, kDoublings)));
     } else if (turns < kSpins + kYields) {
         std::this_thread::yield();

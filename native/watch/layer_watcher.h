@@ -3,7 +3,7 @@
 // An alarm fires value by value: [from, to) when the counter reads at least first_value + to - 1. A counter that jumped
 // by k fires k layers at once. The thread looks only while alarms are set: a brief spin, yields, then it sleeps until
 // the rank's next bump wakes it, or, where the counter cannot wake (a GPU writes it), for naps that grow to 200 us.
-// With no alarm set it blocks. It never calls out with its lock held.
+// With no alarm set it blocks, whatever the idle policy; while some are set, `spin` keeps it from sleeping. It never calls out with its lock held.
 //
 // It does not know what an alarm is for: the worker keeps plans and transfers.
 #pragma once
@@ -26,7 +26,8 @@ class LayerWatcher final : public Alarms {
     // On the watcher's thread: values [from, to) of this alarm are there.
     using Fire = std::function<void(uint64_t id, uint32_t from, uint32_t to)>;
 
-    explicit LayerWatcher(Fire fire);
+    // `spin`: looks without a pause while alarms are set.
+    LayerWatcher(Fire fire, bool spin);
     ~LayerWatcher() override;
 
     void set(Alarm alarm) override;
@@ -44,6 +45,7 @@ class LayerWatcher final : public Alarms {
     void idle(uint32_t turns, const std::vector<Live>& live);
 
     Fire fire_;
+    bool spin_;
     uint64_t seen_ = 0;  // the value that the last step() began with; the watcher's thread only
     std::mutex mutex_;
     std::condition_variable changed_;
