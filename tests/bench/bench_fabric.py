@@ -115,11 +115,11 @@ class Bare:
 
     def round(self) -> float:
         print("round", file=self.receiver.stdin, flush=True)
-        start = time.perf_counter()
         print("round", file=self.sender.stdin, flush=True)
-        if self.receiver.stdout.readline() != "done\n":
-            raise RuntimeError(f"{self.name}: the receiver ended")
-        return time.perf_counter() - start
+        ended, began = self.receiver.stdout.readline(), self.sender.stdout.readline()
+        if not ended or not began:
+            raise RuntimeError(f"{self.name}: a process ended")
+        return (int(ended) - int(began)) / 1e9
 
     def pids(self) -> list[int]:
         return [self.sender.pid, self.receiver.pid]

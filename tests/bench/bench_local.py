@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -44,13 +43,6 @@ class Copy(Bare):
         self.receiver = self.sender = subprocess.Popen(
             [binary, "memcpy", *job], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-
-    def round(self) -> float:
-        start = time.perf_counter()
-        print("round", file=self.sender.stdin, flush=True)
-        if self.sender.stdout.readline() != "done\n":
-            raise RuntimeError("memcpy: the process ended")
-        return time.perf_counter() - start
 
     def pids(self) -> list[int]:
         return [self.sender.pid]

@@ -131,6 +131,35 @@ class Node:
     def bump(self, watch: int) -> int:
         return self.watches[watch].bump()
 
+    def bump_at(self, watch: int) -> float:
+        """Bumps; returns when (CLOCK_MONOTONIC, seconds)."""
+        now = time.perf_counter()
+        self.bump(watch)
+        return now
+
+    def when_whole(self, key: int) -> float:
+        """When the key was seen to be whole."""
+        self.wait(native.IMM_REACHED, key)
+        return time.perf_counter()
+
+    def layer(self, endpoint: int, key: int, watch: int, value: int, order: list[int], scale: int) -> int:
+        """Arms one layer: piece i of `scale` pages goes to piece order[i] when the counter reads `value`."""
+        plan = native.WritePlan(
+            src_region=self.region,
+            dst_region=0,
+            src_offset=np.arange(len(order), dtype=np.int64) * scale * PAGE,
+            dst_offset=np.array(order, dtype=np.int64) * scale * PAGE,
+            nbytes=np.full(len(order), scale * PAGE, dtype=np.int64),
+            units=np.ones(len(order), dtype=np.int64),
+            src_layer_stride=0,
+            dst_layer_stride=0,
+            num_layers=1,
+        )
+        transfer = self.fabric.open_transfer(endpoint, key)
+        self.fabric.arm(transfer, watch, value, plan, 0, len(order))
+        self.fabric.finish(transfer)
+        return transfer
+
     def plan(
         self, src: list[int], dst: list[int], layers: int = 1, src_stride: int = 0, dst_stride: int = 0
     ) -> native.WritePlan:

@@ -1,10 +1,9 @@
 // The yardsticks of tests/bench/bench_fabric.py: pages by a bare libfabric write loop, or by a raw TCP socket.
 //
-//   bare_loop fabric-recv LIBRARY PROVIDER BIND | tcp-recv BIND     prints where to write, then "done" per round on
-//   stdin bare_loop fabric-send LIBRARY PROVIDER BIND ADDRESS KEY BASE | tcp-send BIND PORT     writes one round per
-//   line on stdin
+//   bare_loop fabric-recv LIBRARY PROVIDER BIND | tcp-recv BIND     prints where to write, then when each round was in
+//   bare_loop fabric-send LIBRARY PROVIDER BIND ADDRESS KEY BASE | tcp-send BIND PORT     prints when each round began
 //
-// followed by PAGES PAGE_BYTES scattered|adjacent WINDOW. A round writes all pages once, one write and one immediate
+// A round begins with a line on stdin; times are CLOCK_MONOTONIC in ns. The words are followed by PAGES PAGE_BYTES scattered|adjacent WINDOW. A round writes all pages once, one write and one immediate
 // per page (adjacent pages: up to 1 MiB per write). No pdd threads, rings, events or accounting: what the library alone
 // can do.
 #include <arpa/inet.h>
@@ -73,7 +72,7 @@ void fabric_receive(char** args, const Job& job) {
             CHECK(count > 0 || count == -FI_EAGAIN);
             if (count > 0) arrived += static_cast<uint64_t>(count);
         }
-        std::cout << "done" << std::endl;
+        std::cout << now_ns() << std::endl;
     }
 }
 
@@ -89,6 +88,7 @@ void fabric_send(char** args, const std::string& address, uint64_t key, uint64_t
     const auto work = chunks(job);
     std::vector<fi_context2> contexts(work.size());
     for (std::string line; std::getline(std::cin, line);) {
+        const auto began = now_ns();
         size_t posted = 0;
         size_t completed = 0;
         while (completed < work.size()) {
@@ -105,6 +105,7 @@ void fabric_send(char** args, const std::string& address, uint64_t key, uint64_t
             CHECK(count > 0 || count == -FI_EAGAIN);
             if (count > 0) completed += static_cast<size_t>(count);
         }
+        std::cout << began << std::endl;
     }
 }
 
@@ -140,7 +141,7 @@ void tcp_receive(const char* bind_to, const Job& job) {
             receive_exactly(fd, base + chunk.to, chunk.nbytes);
             got += chunk.nbytes;
         }
-        std::cout << "done" << std::endl;
+        std::cout << now_ns() << std::endl;
     }
 }
 
@@ -153,6 +154,7 @@ void tcp_send(const char* to, uint16_t port, const Job& job) {
     uint8_t* base = memory(job);
     auto work = chunks(job);
     for (std::string line; std::getline(std::cin, line);) {
+        const auto began = now_ns();
         for (Chunk& chunk : work) {
             iovec parts[2] = {{&chunk, sizeof chunk}, {base + chunk.from, chunk.nbytes}};
             for (size_t left = sizeof chunk + chunk.nbytes; left > 0;) {
@@ -166,6 +168,7 @@ void tcp_send(const char* to, uint16_t port, const Job& job) {
                 parts[1].iov_len -= n - head;
             }
         }
+        std::cout << began << std::endl;
     }
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <ctime>
 #include <random>
 #include <string>
 #include <vector>
@@ -19,6 +20,12 @@ struct Job {
     uint64_t window;
     uint64_t nbytes() const { return pages * page_bytes; }
 };
+
+inline int64_t now_ns() {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000 + now.tv_nsec;
+}
 
 struct Chunk {
     uint64_t from;

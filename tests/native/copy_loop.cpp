@@ -1,8 +1,9 @@
 // The yardsticks of tests/bench/bench_local.py: pages from one memfd to another on one host.
 //
-//   copy_loop memcpy                  by one thread of one process, which is all that memory can do; "done" per line
-//   copy_loop writev-recv             prints where to write, then "done" per round on stdin
-//   copy_loop writev-send PID BASE FD   by process_vm_writev, as the peers' "cma" does; one round per line on stdin
+//   copy_loop memcpy                  by one thread of one process, which is all that memory can do; prints when each round
+//                                     ended, then when it began
+//   copy_loop writev-recv             prints where to write, then when each round was in
+//   copy_loop writev-send PID BASE FD   by process_vm_writev, as the peers' "cma" does; prints when each round began
 //
 // followed by PAGES PAGE_BYTES scattered|adjacent WINDOW. A page is one call and one count in shared memory.
 #include <fcntl.h>
@@ -31,8 +32,9 @@ void copy(const Job& job) {
     uint8_t* to = memory(job);
     const auto work = chunks(job);
     for (std::string line; std::getline(std::cin, line);) {
+        const auto began = now_ns();
         for (const Chunk& chunk : work) std::memcpy(to + chunk.to, from + chunk.from, chunk.nbytes);
-        std::cout << "done" << std::endl;
+        std::cout << now_ns() << "\n" << began << std::endl;
     }
 }
 
@@ -46,7 +48,7 @@ void receive(const Job& job) {
     for (std::string line; std::getline(std::cin, line);) {
         expected += chunks(job).size();
         while (count->load(std::memory_order_acquire) < expected) pdd::cpu_pause();
-        std::cout << "done" << std::endl;
+        std::cout << now_ns() << std::endl;
     }
 }
 
@@ -57,12 +59,14 @@ void send(pid_t pid, uintptr_t base, const std::string& fd, const Job& job) {
     uint8_t* from = memory(job);
     const auto work = chunks(job);
     for (std::string line; std::getline(std::cin, line);) {
+        const auto began = now_ns();
         for (const Chunk& chunk : work) {
             const iovec here{from + chunk.from, chunk.nbytes};
             const iovec there{reinterpret_cast<void*>(base + chunk.to), chunk.nbytes};
             CHECK(::process_vm_writev(pid, &here, 1, &there, 1, 0) == static_cast<ssize_t>(chunk.nbytes));
             count->fetch_add(1, std::memory_order_release);
         }
+        std::cout << began << std::endl;
     }
 }
 
