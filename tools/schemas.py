@@ -15,6 +15,7 @@ import msgspec
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from pdd.bench import result as bench  # noqa: E402
 from pdd.commands import documents as printed  # noqa: E402
 from pdd.control import schema as api  # noqa: E402
 
@@ -34,6 +35,7 @@ DOCUMENTS: dict[str, Any] = {
     "model_import": printed.ModelImport,
     "topology_export": printed.TopologyExport,
     "topology": printed.Topology,
+    "bench_kv": bench.Report,
 }
 
 

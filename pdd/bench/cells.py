@@ -31,7 +31,7 @@ class Cell:
     page_bytes: int
     pages: int  # of one request
     layout: str
-    inflight: int = 4  # requests asked for and not yet whole; fewer where the pool does not hold so many
+    inflight: int = 16  # requests asked for and not yet whole; fewer where the pool does not hold so many
 
     @property
     def request_bytes(self) -> int:

@@ -109,7 +109,7 @@ class BenchNode:
 
     def checksums(self, page_bytes: int, pages: Pages) -> np.ndarray[Any, np.dtype[np.uint32]]:
         """CRC-32 of each of these pages."""
-        whole = memoryview(self.view)
+        whole = self.view.data
         return np.fromiter((zlib.crc32(whole[at : at + page_bytes]) for at in (pages * page_bytes).tolist()),
                            dtype=np.uint32, count=len(pages))
 

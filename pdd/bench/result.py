@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from pdd.bench import wire
-from pdd.bench.cells import Cell
-from pdd.bench.node import BenchNode
-from pdd.bench.reader import Sample
+if TYPE_CHECKING:  # the schema is made without the native core
+    from pdd.bench import wire
+    from pdd.bench.cells import Cell
+    from pdd.bench.node import BenchNode
+    from pdd.bench.reader import Sample
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):

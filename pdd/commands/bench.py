@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pdd.bench.result import Report
 
 _TIMEOUT = 10.0  # seconds, where --timeout does not say
-_DEFAULTS = {"--sizes": "4KiB,16KiB,64KiB,256KiB,1MiB", "--pages": "64", "--layout": "scattered,adjacent",
-             "--inflight": 4, "--seconds": "1s", "--repeats": 3}  # fmt: skip
+_DEFAULTS: dict[str, Any] = {"--sizes": "4KiB,16KiB,64KiB,256KiB,1MiB", "--pages": "64",
+                             "--layout": "scattered,adjacent", "--inflight": 16, "--seconds": "1s", "--repeats": 3}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

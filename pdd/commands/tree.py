@@ -302,7 +302,7 @@ def bench_kv(
     layout: Annotated[
         str | None, typer.Option("--layout", metavar="LIST", help="scattered, adjacent [both].")
     ] = None,
-    inflight: Annotated[int | None, typer.Option("--inflight", min=1, max=4096, help="Requests at once [4].")] = None,
+    inflight: Annotated[int | None, typer.Option("--inflight", min=1, max=4096, help="Requests at once [16].")] = None,
     nics: Annotated[str, typer.Option("--nics", metavar="LIST", help="Address or name of each NIC of this end.")] = "",
     provider: Annotated[str, typer.Option("--provider", metavar="NAME", help="auto, efa, verbs or tcp.")] = "auto",
     seconds: Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Of one repeat [1s].")] = None,
