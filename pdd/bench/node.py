@@ -11,7 +11,6 @@ import os
 import select
 import time
 import zlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -94,9 +93,9 @@ class BenchNode:
             src_layer_stride=0, dst_layer_stride=0, num_layers=1,
         )
 
-    def wait(self, others: Sequence[Any], timeout: float) -> list[Event]:
-        """Events of the fabric, or none when one of `others` became readable or `timeout` seconds passed."""
-        select.select([self.fabric.fileno(), *others], [], [], timeout)
+    def wait(self, timeout: float) -> list[Event]:
+        """Events of the fabric; none when `timeout` seconds passed."""
+        select.select([self.fabric.fileno()], [], [], timeout)
         return self.fabric.drain()
 
     # -- contents

@@ -1,14 +1,16 @@
 """The reading end of a benchmark: asks for pages as a decoder does, counts them, and measures.
 
-It keeps `cell.depth` requests asked for. A request counts from the asking to the last of its pages counted here, on one
+It keeps about `cell.depth` requests asked for. A request counts from the asking to the last of its pages counted here, on one
 clock. What arrived is compared, page by page, with the checksums that the writer took of what it sent; the pool is
 cleared before every repeat, so nothing of an earlier one can pass for it.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from pdd.bench.node import BenchNode, Cost, Event
 from pdd.errors import BenchPeerLost, FabricFailure, TimedOut, WrongContents
 from pdd.fabric import _native
 from pdd.messenger.wire import pack_u32
+
+_GLANCE_SECONDS = 0.05  # while nothing arrives, how often the writer is listened to
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,53 +81,56 @@ class Reader:
         self._node.clear(cell.pool_bytes)
         self._channel.send(wire.Start())
         self._channel.expect(wire.Started)
-        asked: dict[int, float] = {}
+        asked: dict[int, tuple[float, int]] = {}  # by key: when, and the slot
+        free = collections.deque(range(cell.num_slots))
+        used: dict[int, None] = {}  # slots, the latest last
         latencies: list[float] = []
-        num_asked = 0
         cost = Cost()
         begin = last = time.perf_counter()
-        to_ask = cell.depth
-        while True:
-            if to_ask:
-                self._ask(cell, num_asked, to_ask, asked)
-                num_asked += to_ask
-            elif not asked:
-                break
+        owed = cell.depth  # asked for some at a time: each asking costs both ends a waking
+        while owed or asked:
+            if owed and (4 * owed >= cell.depth or not asked):
+                self._ask(cell, [free.popleft() for _ in range(owed)], asked)
+                owed = 0
             done = self._arrived(asked)
             now = time.perf_counter()
             if done:
                 last = now
-                latencies += [now - start for start in done]
+                latencies += [now - start for start, _ in done]
+                for _, slot in done:
+                    free.append(slot)
+                    used.pop(slot, None)
+                    used[slot] = None
             elif now - last > self._channel.timeout:
                 raise TimedOut(f"{len(asked)} requests of {cell.name} are not whole, and nothing has arrived for "
                                f"{self._channel.timeout:g} s", hint="Allow more with --timeout.")
-            to_ask = len(done) if now - begin < seconds else 0
-        used, passed = cost.so_far()
+            owed = owed + len(done) if now - begin < seconds else 0
+        cpu, passed = cost.so_far()
         self._channel.send(wire.Stop())
         stopped = self._channel.expect(wire.Stopped)
         return Sample(
-            seconds=last - begin, requests=num_asked, writes=stopped.writes, latencies=tuple(latencies),
-            reader_cores=used / passed, writer_cores=stopped.cpu_seconds / max(stopped.elapsed_seconds, 1e-9),
-            verified_pages=self._verify(cell, num_asked),
+            seconds=last - begin, requests=len(latencies), writes=stopped.writes, latencies=tuple(latencies),
+            reader_cores=cpu / passed, writer_cores=stopped.cpu_seconds / max(stopped.elapsed_seconds, 1e-9),
+            verified_pages=self._verify(cell, list(used)),
         )
 
-    def _ask(self, cell: Cell, first: int, count: int, asked: dict[int, float]) -> None:
+    def _ask(self, cell: Cell, slots: Sequence[int], asked: dict[int, tuple[float, int]]) -> None:
         fabric = self._node.fabric
-        keys = tuple(fabric.imm_allocate(self._node.endpoint) for _ in range(count))
+        keys = tuple(fabric.imm_allocate(self._node.endpoint) for _ in slots)
         for key in keys:
             fabric.imm_arm(key, cell.pages)
         now = time.perf_counter()
-        asked.update((key, now) for key in keys)
-        self._channel.send(wire.Ask(first, keys))
+        asked.update((key, (now, slot)) for key, slot in zip(keys, slots, strict=True))
+        self._channel.send(wire.Ask(tuple(slots), keys))
 
-    def _arrived(self, asked: dict[int, float]) -> list[float]:
-        """When the requests were asked for that have become whole; waits a moment when none has."""
-        events = self._node.fabric.drain() or self._node.wait([self._channel], 0.5)
+    def _arrived(self, asked: dict[int, tuple[float, int]]) -> list[tuple[float, int]]:
+        """The requests that have become whole: when asked for, and the slot. Waits a moment when none has."""
+        events = self._node.fabric.drain() or self._node.wait(_GLANCE_SECONDS)
         if not events and (message := self._channel.take()) is not None:
             raise BenchPeerLost(f"{self._channel.peer} sent a {type(message).__name__} out of turn")
-        return [start for event in events if (start := self._one(event, asked)) is not None]
+        return [request for event in events if (request := self._one(event, asked)) is not None]
 
-    def _one(self, event: Event, asked: dict[int, float]) -> float | None:
+    def _one(self, event: Event, asked: dict[int, tuple[float, int]]) -> tuple[float, int] | None:
         if event[0] == _native.IMM_REACHED:
             self._node.fabric.imm_retire(event[1])
             return asked.pop(event[1])
@@ -133,12 +140,9 @@ class Reader:
             raise FabricFailure(f"the endpoint failed: {event[2]}")
         return None
 
-    def _verify(self, cell: Cell, requests: int) -> int:
-        """How many pages are what was sent: all that the requests named, those of the last request first."""
-        if requests >= cell.num_slots:
-            entries = np.roll(np.arange(cell.num_pages), -(requests % cell.num_slots) * cell.pages)[::-1]
-        else:
-            entries = np.arange(requests * cell.pages)[::-1]
+    def _verify(self, cell: Cell, slots: Sequence[int]) -> int:
+        """How many pages are what was sent: all that came into these slots, those of the last one first."""
+        entries = np.concatenate([np.arange(slot * cell.pages, (slot + 1) * cell.pages) for slot in reversed(slots)])
         found = self._node.checksums(cell.page_bytes, self._targets[entries])
         wrong = entries[found != self._checksums[entries]]
         if len(wrong):

@@ -85,9 +85,9 @@ class Started(msgspec.Struct, frozen=True, tag="bench_started", forbid_unknown_f
 
 
 class Ask(msgspec.Struct, frozen=True, tag="bench_ask", forbid_unknown_fields=True):
-    """Write the requests `first`, `first` + 1, ... of the repeat, each under its key."""
+    """Write the requests of these slots of the pool, each under its key."""
 
-    first: Count
+    slots: tuple[Count, ...]
     keys: tuple[Key, ...]
 
 

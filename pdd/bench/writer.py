@@ -7,6 +7,7 @@ Run as a program with the number of an inherited socket, it is the second proces
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -21,6 +22,8 @@ from pdd.bench.node import BenchNode, Cost, Event, FabricOptions
 from pdd.errors import BenchPeerLost, FabricFailure, PddError
 from pdd.fabric import _native
 from pdd.messenger.wire import pack_u32
+
+_GLANCE_SECONDS = 0.05
 
 
 def serve(channel: Channel, options: FabricOptions) -> None:
@@ -90,14 +93,16 @@ class _Writer:
                 raise BenchPeerLost(f"{channel.peer} sent a {type(message).__name__} out of turn")
 
     def _next(self) -> wire.Message:
-        """The reader's next word, minding the fabric. It may think as long as it likes: its end is noticed."""
+        """The reader's next word. It may think as long as it likes: its end is noticed. The fabric is looked at by the way,
+        because a waking for every request that has gone would take from the processor that moves them."""
         while (message := self._channel.take()) is None:
-            self._mind(self._node.wait([self._channel], 60.0))
+            select.select([self._channel], [], [], _GLANCE_SECONDS)
+            self._mind(self._node.fabric.drain())
         return message
 
     def _settle(self) -> None:
         while self._open:
-            self._mind(self._node.wait([], 1.0))
+            self._mind(self._node.wait(1.0))
 
     def _mind(self, events: list[Event]) -> None:
         for event in events:
@@ -122,9 +127,11 @@ class _Writer:
     def _ask(self, ask: wire.Ask) -> None:
         if self._plan is None:
             raise BenchPeerLost(f"{self._channel.peer} asks for pages before it said which")
+        if len(ask.slots) != len(ask.keys) or not all(slot < self._slots for slot in ask.slots):
+            raise BenchPeerLost(f"{self._channel.peer} asks for requests that its pool of {self._slots} does not hold")
         fabric, endpoint = self._node.fabric, self._node.endpoint
-        for request, key in enumerate(ask.keys, ask.first):
-            begin = request % self._slots * self._pages
+        for slot, key in zip(ask.slots, ask.keys, strict=True):
+            begin = slot * self._pages
             transfer = fabric.open_transfer(endpoint, key)
             self._open.add(transfer)
             fabric.arm(transfer, self._watch, 1, self._plan, begin, begin + self._pages)

@@ -21,7 +21,7 @@ from pdd.bench import run, wire
 from pdd.bench.cells import Cell
 from pdd.bench.node import FabricOptions
 from pdd.bench.result import Report
-from pdd.errors import FabricFailure, WrongContents
+from pdd.errors import BenchPeerLost, FabricFailure, PddError, WrongContents
 from pdd.messenger.wire import pack_u32
 
 QUICK = ("--sizes", "16KiB", "--pages", "8", "--seconds", "50ms", "--repeats", "2")
@@ -243,16 +243,22 @@ def test_a_wrong_command_line_is_one_line(start: Callable[..., Started], words: 
     assert err.count("\n") == 1
 
 
-def test_what_a_writer_is_told_is_checked() -> None:
-    """A reader that names a page beyond its memory hears of it; nothing is read or written there."""
-    beyond = CELL.pool_bytes // CELL.page_bytes
+@pytest.mark.parametrize(
+    ("target", "slot", "kind", "why"),
+    [
+        (CELL.pool_bytes // CELL.page_bytes, 0, FabricFailure, "outside remote region"),
+        (0, 1, BenchPeerLost, "its pool of 1 does not hold"),
+    ],
+)
+def test_what_a_writer_is_told_is_checked(target: int, slot: int, kind: type[PddError], why: str) -> None:
+    """A reader that names a page or a request beyond its pool hears of it; nothing is written there."""
 
     def ask() -> None:
         with run.loopback(FabricOptions(), [CELL], 5.0) as reader:
-            reader._channel.send(wire.Cell(CELL.page_bytes, 1, pack_u32([0]), pack_u32([beyond])))
+            reader._channel.send(wire.Cell(CELL.page_bytes, 1, pack_u32([0]), pack_u32([target])))
             reader._channel.expect(wire.Filled)
-            reader._cell = Cell(CELL.page_bytes, 1, "scattered")
-            reader.measure(0.0)
+            reader._channel.send(wire.Ask((slot,), (reader.node.fabric.imm_allocate(reader.node.endpoint),)))
+            reader._channel.receive()
 
-    with pytest.raises(FabricFailure, match="outside remote region"):
+    with pytest.raises(kind, match=why):
         ask()

@@ -124,7 +124,7 @@ def test_a_reason_is_heard_by_an_end_that_was_sending() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as one:
         here, there = Channel(one, "the writer", 2.0, proved=True), Channel(listener.accept()[0], "the reader", 2.0, proved=True)
         for _ in range(100):
-            here.send(wire.Ask(0, tuple(range(1000))))
+            here.send(wire.Ask((), tuple(range(1000))))
         leaving = threading.Thread(target=there.close, args=("it was interrupted",))
         leaving.start()
         with pytest.raises(BenchPeerLost, match="it was interrupted"):

@@ -7,6 +7,7 @@ threads, which spin also while others have their turn (4 KiB pages: 0.06 instead
 from __future__ import annotations
 
 import base64
+import collections
 import importlib.metadata
 import os
 import time
@@ -55,16 +56,18 @@ class Nixl(Peer):
     def send(self, seconds: float) -> tuple[float, float, int]:
         agent, requests, number = self.agent, self.requests, 0
         waiting: list[int] = []
+        free = collections.deque(range(len(requests)))  # a request that is under way cannot be posted again
         began = time.perf_counter()
         while waiting or number == 0 or time.perf_counter() - began < seconds:
             while len(waiting) < self.depth and (number == 0 or time.perf_counter() - began < seconds):
-                if agent.transfer(requests[number % len(requests)]) == "ERR":
+                waiting.append(free.popleft())
+                if agent.transfer(requests[waiting[-1]]) == "ERR":
                     raise RuntimeError("a NIXL transfer failed")
-                waiting.append(number % len(requests))
                 number += 1
             states = [agent.check_xfer_state(requests[at]) for at in waiting]
             if "ERR" in states:
                 raise RuntimeError("a NIXL transfer failed")
+            free.extend(at for at, state in zip(waiting, states, strict=True) if state == "DONE")
             waiting = [at for at, state in zip(waiting, states, strict=True) if state != "DONE"]
         ended = time.perf_counter()
         agent.send_notif(self.there, LAST + str(number).encode())
