@@ -7,6 +7,7 @@ go through plans and the watcher, arrivals are counted by immediates.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import select
 import time
@@ -62,11 +63,12 @@ class BenchNode:
         self.line_rate = line_rate.bytes_per_second([nic["domain"] for nic in caps["nics"]])
 
     def _take_memory(self, nbytes: int) -> None:
-        fd = os.memfd_create("pdd-bench", os.MFD_CLOEXEC)
+        fd = os.memfd_create("pdd-bench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self._memory = _native.MappedMemory(fd, nbytes, populate=True)
-            self._region = self.fabric.register(self._memory.address, nbytes)
+            self._region = self.fabric.register(self._memory.address, nbytes, fd)
         except (OSError, MemoryError, _native.FabricError, RuntimeError) as error:
             raise LimitError(f"{nbytes >> 20} MiB of memory cannot be registered: {error}",
                              hint="Measure smaller pages or fewer of them, or raise `ulimit -l`.") from None

@@ -19,7 +19,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """One end's fabric."""
 
     provider: str
-    library_version: str
+    library_version: str  # of libfabric; empty: none, as of local
     nics: tuple[str, ...]
     line_rate_bytes_per_second: float | None  # of its NICs together; null: not known, as of lo
 

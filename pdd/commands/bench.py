@@ -121,8 +121,8 @@ def text(report: Report) -> str:
     for name, end in (("writer", report.writer), ("reader", report.reader)):
         rate = end.line_rate_bytes_per_second
         line = f", line rate {show_bytes(rate, 'B/s')}" if rate is not None else ", line rate not known"
-        lines.append(f"{name}  {end.provider} of libfabric {end.library_version}, "
-                     f"{counted(len(end.nics), 'NIC')}: {', '.join(end.nics)}{line}")
+        library = f" of libfabric {end.library_version}" if end.library_version else ""
+        lines.append(f"{name}  {end.provider}{library}, {counted(len(end.nics), 'NIC')}: {', '.join(end.nics)}{line}")
     rows = [
         [
             format_size(row.page_bytes),

@@ -304,7 +304,7 @@ def bench_kv(
     ] = None,
     inflight: Annotated[int | None, typer.Option("--inflight", min=1, max=4096, help="Requests at once [16].")] = None,
     nics: Annotated[str, typer.Option("--nics", metavar="LIST", help="Address or name of each NIC of this end.")] = "",
-    provider: Annotated[str, typer.Option("--provider", metavar="NAME", help="auto, efa, verbs or tcp.")] = "auto",
+    provider: Annotated[str, typer.Option("--provider", metavar="NAME", help="auto, efa, verbs, tcp or local.")] = "auto",
     seconds: Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Of one repeat [1s].")] = None,
     repeats: Annotated[int | None, typer.Option("--repeats", min=1, max=1000, help="Of each combination [3].")] = None,
     token_file: Annotated[

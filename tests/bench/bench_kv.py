@@ -4,7 +4,7 @@
 
 Every contender moves the same requests of 64 pages between two processes over loopback, scattered and adjacent, 16 at
 a time, over a pool of 256 MiB: pdd by the library of `pdd bench kv`, NIXL with one notification a request, Mooncake in batches.
-Raw TCP, libfabric's bare write loop, process_vm_writev and memcpy (`bare_loop`, from `make native-test`) move the pool once.
+Raw TCP, libfabric's bare write loop, process_vm_writev and memcpy (from `make native-test`) move the pool once a turn.
 Contenders take turns; a ratio is the median, over the turns, of two rates of one turn. `tools/peers.sh DIR kv` installs NIXL
 and Mooncake; who is missing is left out, and so are the bounds on them. What arrived is compared page by page: pdd's
 after every turn, the peers' after the last.
@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fabric"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from bench_fabric import FOREIGN, Bare, cpu_seconds
+from bench_local import Copy
 from common import median, percentile, report
 from fabric_node import PAGE, spawn
 
@@ -147,41 +148,21 @@ class Peer:
             end.stdout.close()
 
 
-class Alone:
-    """One process that moves pages within itself or to its child."""
-
-    def __init__(self, binary: str, role: str, job: list[str]) -> None:
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen([binary, role, *job], **pipes)
-
-    def round(self) -> float:
-        print("round", file=self.process.stdin, flush=True)
-        began, ended = self.process.stdout.readline().split()
-        return (int(ended) - int(began)) / 1e9
-
-    def pids(self) -> list[int]:
-        return [self.process.pid]
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait(10)
-        self.process.stdout.close()
-
-
 class Yardstick:
-    """A role of bare_loop, started anew for each cell."""
+    """A role of bare_loop or copy_loop, started anew for each cell."""
 
-    def __init__(self, name: str, binary: str, library: str, provider: str) -> None:
-        self.name, self.binary, self.fabric = name, binary, [library, provider, BIND]
-        self.running: Any = None
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        self.name, self.args = name, args
+        self.running: Bare | None = None
 
     def take(self, cell: Cell) -> None:
         self.close()
         self.cell = cell
-        self.running = yardstick(self.name, self.binary, self.fabric, cell.num_pages, cell.page_bytes, cell.layout)
+        self.running = yardstick(self.name, self.args, cell.num_pages, cell.page_bytes, cell.layout)
         self.running.round()  # connects
 
     def turn(self, seconds: float) -> float:
+        assert self.running is not None
         return self.cell.pool_bytes / self.running.round()
 
     def settle(self) -> None:
@@ -196,13 +177,16 @@ class Yardstick:
             self.running = None
 
 
-def yardstick(name: str, binary: str, fabric: list[str], pages: int, page_bytes: int, layout: str) -> Bare | Alone:
+def yardstick(name: str, args: argparse.Namespace, pages: int, page_bytes: int, layout: str) -> Bare:
     job = [str(pages), str(page_bytes), layout, str(WINDOW)]
+    fabric = [args.library, args.provider, BIND]
     if name == "libfabric":
-        return Bare(name, binary, ["fabric-recv", *fabric], ["fabric-send", *fabric], job)
+        return Bare(name, args.bare, ["fabric-recv", *fabric], ["fabric-send", *fabric], job)
     if name == "raw TCP":
-        return Bare(name, binary, ["tcp-recv", BIND], ["tcp-send", BIND], job)
-    return Alone(binary, {"process_vm_writev": "cma", "memcpy": "memcpy"}[name], job)
+        return Bare(name, args.bare, ["tcp-recv", BIND], ["tcp-send", BIND], job)
+    if name == "process_vm_writev":
+        return Bare(name, args.copy, ["writev-recv"], ["writev-send"], job)
+    return Copy(args.copy, job)
 
 
 PEERS = {
@@ -230,8 +214,8 @@ def contenders(args: argparse.Namespace, plan: tuple[Cell, ...]) -> Iterator[dic
             else:
                 print(f"without {name}; to get it: tools/peers.sh {args.peers} kv", file=sys.stderr)
         for name in YARDSTICKS:
-            if args.bare and name not in args.without:
-                found[name] = Yardstick(name, args.bare, args.library, args.provider)
+            if args.bare and args.copy and name not in args.without:
+                found[name] = Yardstick(name, args)
                 stack.callback(found[name].close)
         yield found
 
@@ -301,7 +285,7 @@ def measure_latency(args: argparse.Namespace, rows: list[dict[str, Any]], bounds
     count, per_page = 64, 4
     reader = spawn(args.library, args.provider, [BIND], count * per_page)
     writer = spawn(args.library, args.provider, [BIND], count * per_page)
-    bare = yardstick("libfabric", args.bare, [args.library, args.provider, BIND], count, per_page * PAGE, "scattered")
+    bare = yardstick("libfabric", args, count, per_page * PAGE, "scattered")
     to_reader, from_writer = writer.open(), reader.open()
     writer.connect(to_reader, reader.describe(from_writer))
     reader.connect(from_writer, writer.describe(to_reader, False))
@@ -337,9 +321,10 @@ def measure_posting(args: argparse.Namespace, rows: list[dict[str, Any]], bounds
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    built = {name: str(BUILD / name) if (BUILD / name).exists() else "" for name in ("bare_loop", "post_latency")}
+    built = {name: str(BUILD / name) if (BUILD / name).exists() else "" for name in ("bare_loop", "copy_loop", "post_latency")}
     parser.add_argument("--peers", type=Path, default=ROOT / "build/peers", help="where tools/peers.sh put NIXL and Mooncake")
     parser.add_argument("--bare", default=built["bare_loop"], help="path of the bare_loop program")
+    parser.add_argument("--copy", default=built["copy_loop"], help="path of the copy_loop program")
     parser.add_argument("--post", default=built["post_latency"], help="path of the post_latency program")
     parser.add_argument("--library", default="", help="libfabric to use (default: the one a node would choose)")
     parser.add_argument("--providers", default="tcp", help="pdd's, with commas")

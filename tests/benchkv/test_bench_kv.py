@@ -111,8 +111,10 @@ def test_json_has_exactly_the_members_and_they_agree(start: Callable[..., Starte
     assert adjacent.writes_per_second / adjacent.pages_per_second < 0.2  # eight neighbours are one
 
 
-def test_wrong_bytes_are_seen() -> None:
-    with run.loopback(FabricOptions(), [CELL], 10.0) as reader:
+@pytest.mark.parametrize("provider", ["tcp", "local"])
+def test_wrong_bytes_are_seen(provider: str) -> None:
+    with run.loopback(FabricOptions(provider=provider), [CELL], 10.0) as reader:
+        assert reader.writer.nics == reader.node.nics
         reader.take(CELL)
         assert reader.measure(0.02).verified_pages > 0
         reader._checksums = reader._checksums.copy()
