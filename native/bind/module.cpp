@@ -8,6 +8,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "fabric/engine.h"
+#include "gpu/device_memory.h"
+#include "gpu/layer_kernel.h"
 #include "memory/mapped_memory.h"
 #include "watch/counter.h"
 
@@ -88,6 +90,8 @@ nb::dict caps_dict(const ProviderCaps& caps) {
     out["wait_fd"] = caps.wait_fd;
     out["hmem"] = caps.hmem;
     out["dmabuf"] = caps.dmabuf;
+    out["gpu_path"] = caps.gpu_path;
+    out["gpu_path_why"] = caps.gpu_path_why;
     out["fence"] = caps.fence;
     return out;
 }
@@ -224,6 +228,65 @@ void bind_memory(nb::module_& m) {
             nb::rv_policy::reference_internal);
 }
 
+nb::dict gpu_dict(const std::string& name) {
+    auto opened = [&] {
+        const nb::gil_scoped_release unlocked;
+        return GpuDevice::open(name);
+    }();
+    const auto device = unwrap(std::move(opened));
+    nb::dict out;
+    out["pci_address"] = device->pci_address();
+    out["ordinal"] = device->ordinal();
+    out["model"] = device->model();
+    out["driver"] = device->cu().version_text();
+    out["dmabuf"] = device->attribute(cuda::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) != 0;
+    out["rdma"] = device->attribute(cuda::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED) != 0;
+    out["rdma_of_shared_memory"] =
+        device->attribute(cuda::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0;
+    out["rdma_needs_flush"] = device->needs_flush();
+    return out;
+}
+
+void bind_gpu(nb::module_& m) {
+    using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+    m.def("gpu", &gpu_dict, "device"_a = "cuda");
+
+    nb::class_<DeviceMemory>(m, "DeviceMemory")
+        .def_static(
+            "allocate",
+            [](const std::string& device, uint64_t nbytes) {
+                return unwrap(DeviceMemory::allocate(unwrap(GpuDevice::open(device)), nbytes));
+            },
+            "device"_a, "nbytes"_a, Unlocked())
+        .def_static(
+            "import_fd",
+            [](const std::string& device, int fd, uint64_t nbytes) {
+                return unwrap(DeviceMemory::import(unwrap(GpuDevice::open(device)), fd, nbytes));
+            },
+            "device"_a, "fd"_a, "nbytes"_a, Unlocked())
+        .def("export_fd", [](const DeviceMemory& self) { return unwrap(self.export_fd()).release(); })
+        .def_prop_ro("device", [](const DeviceMemory& self) { return self.device().pci_address(); })
+        .def_prop_ro("address", &DeviceMemory::address)
+        .def_prop_ro("nbytes", &DeviceMemory::nbytes)
+        .def_prop_ro("__cuda_array_interface__", [](const DeviceMemory& self) {
+            nb::dict out;
+            out["shape"] = nb::make_tuple(self.nbytes());
+            out["typestr"] = "|u1";
+            out["data"] = nb::make_tuple(self.address(), false);
+            out["version"] = 3;
+            return out;
+        });
+
+    nb::class_<LayerKernel>(m, "LayerKernel")
+        .def(nb::new_([](const std::string& device, int fd) {
+                 const nb::gil_scoped_release unlocked;
+                 return unwrap(LayerKernel::make(unwrap(GpuDevice::open(device)), fd));
+             }),
+             "device"_a, "fd"_a)
+        .def(
+            "bump", [](LayerKernel& self, uint64_t stream) { unwrap(self.bump(stream)); }, "stream"_a);
+}
+
 void bind_plan(nb::module_& m) {
     nb::class_<PlanHandle>(m, "WritePlan")
         .def(
@@ -243,16 +306,17 @@ void bind_fabric(nb::module_& m) {
     nb::class_<Engine>(m, "Fabric")
         .def(nb::new_([](const std::string& provider, const std::string& library, const std::vector<std::string>& bind,
                          const std::string& source, const std::string& require, uint32_t window_ops,
-                         uint64_t window_bytes, const std::string& idle, const std::vector<int>& cpus, bool local) {
+                         uint64_t window_bytes, const std::string& idle, const std::vector<int>& cpus, bool local,
+                         const std::string& device) {
                  const EngineConfig config{provider, library,    python_search_dirs(), bind, source,
                                            require,  window_ops, window_bytes,         idle, cpus,
-                                           local};
+                                           local,    device};
                  const nb::gil_scoped_release unlocked;
                  return unwrap(Engine::open(config));
              }),
              nb::kw_only(), "provider"_a = "auto", "library"_a = "", "bind"_a = std::vector<std::string>{},
              "source"_a = "", "require"_a = "", "window_ops"_a = 64, "window_bytes"_a = 8 << 20, "idle"_a = "auto",
-             "cpus"_a = std::vector<int>{}, "local"_a = false)
+             "cpus"_a = std::vector<int>{}, "local"_a = false, "device"_a = "")
         .def_prop_ro("caps", &engine_caps)
         .def("fileno", &Engine::fileno)
         .def(
@@ -365,6 +429,7 @@ NB_MODULE(_native, m) {
     m.def("library", &pdd::library_dict, "path"_a = "");
     m.def("probe", &pdd::probe_list, "library"_a = "", "provider"_a = "auto");
     pdd::bind_memory(m);
+    pdd::bind_gpu(m);
     pdd::bind_plan(m);
     pdd::bind_fabric(m);
 }

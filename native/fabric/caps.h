@@ -35,7 +35,9 @@ struct ProviderCaps {
     int max_sleep_ms = 200;    // how long an idle node may go without a look at its queues
     bool hmem = false;
     bool dmabuf = false;
-    std::string fence;  // "endpoint": closing one stops its peer's writes. "none": nothing does (shm)
+    std::string gpu_path;      // to the memory of the engine's GPU: dmabuf, hmem, staged; "" for host memory only
+    std::string gpu_path_why;  // nothing better
+    std::string fence;         // "endpoint": closing one stops its peer's writes. "none": nothing does (shm)
 };
 
 }  // namespace pdd

@@ -2,11 +2,13 @@
 
 #include <rdma/fi_errno.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <random>
 
 #include "fabric/fabric_port.h"
+#include "gpu/device_memory.h"
 
 namespace pdd {
 namespace {
@@ -30,6 +32,26 @@ class FabricMemory final : public NicMemory {
   private:
     Fid<fid_mr> mr_;
 };
+
+// What the headers of 1.17 do not know yet: memory given as a dma-buf (1.20). The ABI is that of 2.x; older members
+// keep their places.
+constexpr uint64_t kMrDmabuf = 1ull << 40;
+struct DmabufRange {
+    int fd;
+    uint64_t offset;
+    size_t length;
+    void* base;
+};
+struct NewerMrAttr {
+    fi_mr_attr known;
+    void* hmem_data;
+    size_t page_size;
+    const fid_mr* base_mr;
+    size_t sub_mr_cnt;
+    char newer[64];
+};
+static_assert(offsetof(fi_mr_attr, mr_iov) == 0 && offsetof(fi_mr_attr, iface) == 64);
+static_assert(sizeof(fi_mr_attr) >= 80);
 
 std::string locked_memory_hint() {
     rlimit limit{};
@@ -66,13 +88,59 @@ Result<std::unique_ptr<NicMemory>> Domain::register_memory(uint8_t* base, uint64
     for (int attempt = 0; attempt < kKeyAttempts; ++attempt) {
         Fid<fid_mr> mr;
         const uint64_t key = caps_.app_keys ? random_key() : 0;
-        rc = ::fi_mr_reg(domain_.get(), base, nbytes, flags, 0, key, 0, mr.out(), nullptr);
+        rc = device_ != nullptr && device_->is_device_memory(reinterpret_cast<uintptr_t>(base))
+                 ? register_device(base, nbytes, flags, key, mr.out())
+                 : ::fi_mr_reg(domain_.get(), base, nbytes, flags, 0, key, 0, mr.out(), nullptr);
         if (rc == 0) return std::unique_ptr<NicMemory>(new FabricMemory(std::move(mr)));
         if (rc != -FI_ENOKEY) break;  // ENOKEY: this key is taken
     }
     Error error = this->error("fi_mr_reg of " + std::to_string(nbytes) + " bytes", rc);
     if (rc == -FI_ENOMEM || rc == -FI_EPERM) error.message += locked_memory_hint();
     return error;
+}
+
+int Domain::register_device(uint8_t* base, uint64_t nbytes, uint64_t access, uint64_t key, fid_mr** mr) {
+    // Copies that the driver makes of this memory end before they return: a NIC beside them sees whole bytes.
+    const unsigned sync = 1;
+    device_->cu().cuPointerSetAttribute(&sync, cuda::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
+                                        reinterpret_cast<uintptr_t>(base));
+    NewerMrAttr attr{};
+    attr.known.iov_count = 1;
+    attr.known.access = access;
+    attr.known.requested_key = key;
+    attr.known.iface = FI_HMEM_CUDA;
+    attr.known.device.cuda = device_->ordinal();
+    if (caps_.gpu_path == "dmabuf") {
+        const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+        auto fd = device_->dmabuf(reinterpret_cast<uintptr_t>(base), (nbytes + page - 1) / page * page);
+        if (!fd) return -fd.error().code;
+        const DmabufRange range{fd->get(), 0, nbytes, base};  // the registration holds the buffer, not the descriptor
+        attr.known.mr_iov = reinterpret_cast<const iovec*>(&range);
+        return ::fi_mr_regattr(domain_.get(), &attr.known, kMrDmabuf, mr);
+    }
+    const iovec range{base, nbytes};
+    attr.known.mr_iov = &range;
+    return ::fi_mr_regattr(domain_.get(), &attr.known, 0, mr);
+}
+
+Status Domain::reach(std::shared_ptr<const GpuDevice> device) {
+    auto trial = DeviceMemory::allocate(device, 1);
+    if (!trial) return trial.error();
+    device_ = std::move(device);
+    std::string tried;
+    for (const char* path : {"dmabuf", "hmem"}) {
+        caps_.gpu_path = path;
+        if (caps_.gpu_path == "dmabuf" && !caps_.dmabuf) {
+            tried += "; dma-buf needs libfabric 1.20, this is " + caps_.library_version;
+            continue;
+        }
+        auto memory = register_memory(reinterpret_cast<uint8_t*>(trial->address()), trial->nbytes(), Access::Both);
+        if (memory) return {};
+        tried += std::string("; ") + path + ": " + memory.error().message;
+    }
+    caps_.gpu_path = "";
+    device_ = nullptr;
+    return Error{"NIC " + name() + " does not reach GPU memory" + tried, FI_EOPNOTSUPP};
 }
 
 Result<std::unique_ptr<NicPort>> Domain::open_port(uint32_t queue) {

@@ -14,6 +14,7 @@
 #include "fabric/loader.h"
 #include "fabric/nic.h"
 #include "fabric/provider.h"
+#include "gpu/device.h"
 #include "util/result.h"
 
 namespace pdd {
@@ -39,17 +40,24 @@ class Domain final : public Nic {
     Result<std::unique_ptr<NicPort>> open_port(uint32_t queue) override;
     std::string error_text(int code) const override { return library_->error_text(code); }
 
+    // Proves, with a little memory of the device, that this NIC reads and writes it, by dma-buf or else by the driver's
+    // peer memory; caps().gpu_path says which. From then on memory of the device may be registered, too. Its offer must
+    // be one for GPU memory.
+    Status reach(std::shared_ptr<const GpuDevice> device);
+
     Result<Rail> open_rail(uint32_t queue);
     fid_fabric* fabric() const { return fabric_.get(); }
 
   private:
     Domain(std::shared_ptr<const Library> library, NicOffer offer);
+    int register_device(uint8_t* base, uint64_t nbytes, uint64_t access, uint64_t key, fid_mr** mr);
 
     std::shared_ptr<const Library> library_;
     std::shared_ptr<fi_info> info_;
     ProviderCaps caps_;
     Fid<fid_fabric> fabric_;
     Fid<fid_domain> domain_;
+    std::shared_ptr<const GpuDevice> device_;  // that it reaches; null: host memory only
 };
 
 }  // namespace pdd

@@ -39,6 +39,7 @@ struct EngineConfig {
     std::string idle = "auto";
     std::vector<int> cpus;
     bool local = false;  // beside the provider, endpoints to peers on this host may be opened
+    std::string device{};  // the GPU whose memory is registered: its PCI address, or cuda:N; "": host memory
 };
 
 class Engine {
@@ -116,7 +117,8 @@ class Engine {
     std::mutex close_mutex_;
 };
 
-// Opens the NICs that `config` asks for: the best provider that has all of them. For Engine and for probing.
+// Opens the NICs that `config` asks for: the best provider that has all of them. For Engine and for probing. With a
+// device, that is bound to the calling thread.
 Result<Nics> open_nics(const std::shared_ptr<const Library>& library, const EngineConfig& config);
 
 // Every usable provider's best NIC, opened and closed again.

@@ -5,22 +5,39 @@
 
 #include "fabric/domain.h"
 #include "fabric/engine.h"
+#include "gpu/paths.h"
 
 namespace pdd {
 namespace {
 
-Result<Nics> open_all(const std::shared_ptr<const Library>& library, const std::string& provider,
-                      const std::vector<std::string>& bind) {
+// `device`: that they are to reach themselves; null: host memory.
+Result<Nics> open_each(const std::shared_ptr<const Library>& library, const std::string& provider,
+                       const std::vector<std::string>& bind, const std::shared_ptr<const GpuDevice>& device) {
     if (bind.size() > kMaxNics) return Error{"bind: at most " + std::to_string(kMaxNics) + " NICs", FI_EINVAL};
     Nics nics;
     for (const auto& one : bind.empty() ? std::vector<std::string>{""} : bind) {
-        auto offers = find_nics(library, provider, one);
+        auto offers = find_nics(library, provider, one, device != nullptr);
         if (!offers) return offers.error();
         auto domain = Domain::open(library, std::move(offers->front()));
         if (!domain) return domain.error();
+        if (device != nullptr)
+            if (Status reached = (*domain)->reach(device); !reached) return reached.error();
         nics.push_back(std::move(*domain));
     }
     return nics;
+}
+
+// NICs that reach the device's memory themselves, or else all of them by copies through host memory.
+Result<Nics> open_all(const std::shared_ptr<const Library>& library, const std::string& provider,
+                      const std::vector<std::string>& bind, const std::shared_ptr<const GpuDevice>& device) {
+    if (device == nullptr) return open_each(library, provider, bind, nullptr);
+    if (auto direct = open_each(library, provider, bind, device); direct) {
+        return flush_after_arrivals(std::move(*direct), device);
+    } else {
+        auto nics = open_each(library, provider, bind, nullptr);
+        if (!nics) return nics.error();
+        return stage(std::move(*nics), device, direct.error().message);
+    }
 }
 
 }  // namespace
@@ -28,6 +45,13 @@ Result<Nics> open_all(const std::shared_ptr<const Library>& library, const std::
 Result<Nics> open_nics(const std::shared_ptr<const Library>& library, const EngineConfig& config) {
     auto order = provider_order(*library, config.provider);
     if (!order) return order.error();
+    std::shared_ptr<const GpuDevice> device;
+    if (!config.device.empty()) {
+        auto opened = GpuDevice::open(config.device);
+        if (!opened) return opened.error();
+        device = std::move(*opened);
+        if (Status bound = device->bind(); !bound) return bound.error();
+    }
     std::string tried;
     for (const auto& name : *order) {
         const std::string kind = provider_kind(name);
@@ -37,7 +61,7 @@ Result<Nics> open_nics(const std::shared_ptr<const Library>& library, const Engi
         }
         // A tcp NIC is named by its address: without one libfabric picks an interface that peers may not reach.
         const bool addressed = config.bind.empty() && kind == "tcp" && !config.source.empty();
-        auto nics = open_all(library, name, addressed ? std::vector<std::string>{config.source} : config.bind);
+        auto nics = open_all(library, name, addressed ? std::vector<std::string>{config.source} : config.bind, device);
         if (nics) return nics;
         tried += "\n  " + nics.error().message;
     }

@@ -110,23 +110,23 @@ Result<std::vector<std::string>> provider_order(const Library& library, const st
 }
 
 Result<std::vector<NicOffer>> find_nics(const std::shared_ptr<const Library>& library, const std::string& provider,
-                                        const std::string& bind) {
+                                        const std::string& bind, bool gpu) {
     const std::string domain = is_numeric_address(bind) ? "" : bind;
     int rc = 0;
     auto hints = make_hints(*library, provider, domain, kCaps);
-    fi_info* found = query(*library, bind, hints.get(), rc);
+    auto gpu_hints = make_hints(*library, provider, domain, kCaps | FI_HMEM);
+    gpu_hints->domain_attr->mr_mode |= FI_MR_HMEM;
+    fi_info* found = query(*library, bind, gpu ? gpu_hints.get() : hints.get(), rc);
     if (found == nullptr) {
         std::string text = "fi_getinfo (" + provider + ", libfabric " + library->version_text() + ")";
         if (!bind.empty()) text += " at " + bind;
+        if (gpu) text += " for GPU memory";
         return Error{text + ": " + library->error_text(rc), -rc};
     }
     auto list = std::shared_ptr<fi_info>(found, [library](fi_info* head) { library->freeinfo(head); });
-
-    auto gpu_hints = make_hints(*library, provider, domain, kCaps | FI_HMEM);
-    gpu_hints->domain_attr->mr_mode |= FI_MR_HMEM;
-    fi_info* gpu = query(*library, bind, gpu_hints.get(), rc);
-    const bool hmem = gpu != nullptr;
-    if (gpu != nullptr) library->freeinfo(gpu);
+    fi_info* other = gpu ? nullptr : query(*library, bind, gpu_hints.get(), rc);
+    const bool hmem = gpu || other != nullptr;
+    if (other != nullptr) library->freeinfo(other);
 
     std::vector<NicOffer> offers;
     for (fi_info* info = list.get(); info != nullptr; info = info->next) {

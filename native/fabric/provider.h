@@ -30,8 +30,8 @@ std::string provider_kind(const std::string& provider);
 Result<std::vector<std::string>> provider_order(const Library& library, const std::string& wanted);
 
 // All NICs that `provider` offers at `bind`: a numeric local address, a domain name, or "" for any, best first. Never
-// empty.
+// empty. `gpu`: offers for memory of GPUs alone.
 Result<std::vector<NicOffer>> find_nics(const std::shared_ptr<const Library>& library, const std::string& provider,
-                                        const std::string& bind);
+                                        const std::string& bind, bool gpu = false);
 
 }  // namespace pdd

@@ -45,7 +45,7 @@ def probe(library: str = "", provider: str = "auto") -> list[dict[str, Any]]:
     """What each usable NIC really offers, best first: {"provider", "kind", "domain", "address", "library_version",
     "library_path", "fabric", "wire", "imm_bytes", "addressing": "offset"|"virtual", "app_keys", "local_mr", "progress",
     "tx_size", "inject", "iov_limit", "rma_iov_limit", "write_segments", "max_message", "wait_fd", "hmem", "dmabuf",
-    "fence": "endpoint"|"none"}. Each was opened once to be sure.
+    "gpu_path": ""|"dmabuf"|"hmem"|"staged", "gpu_path_why", "fence": "endpoint"|"none"}. Each was opened once to be sure.
 
     provider: auto, efa, verbs, tcp (which libfabric before 1.18 calls net), shm. Refused with the reason: tcp;ofi_rxm,
     sockets, udp, lnx. Raises FabricError naming what was tried when there is none."""
@@ -73,6 +73,49 @@ class MappedMemory:
     @property
     def nbytes(self) -> int: ...
     def view(self) -> np.ndarray[Any, np.dtype[np.uint8]]: ...
+
+def gpu(device: str = "cuda") -> dict[str, Any]:
+    """A GPU by PCI address or cuda:N: {"pci_address", "ordinal" (in this process), "model", "driver" (the CUDA version
+    that it speaks), "dmabuf", "rdma", "rdma_of_shared_memory", "rdma_needs_flush"}.
+
+    Raises FabricError when there is none, or no driver."""
+
+class DeviceMemory:
+    """Memory of a GPU that another process can map by a file descriptor. Unmapped when the object dies (regions of it must
+    be gone); freed when no process maps it and no descriptor of it is open.
+
+    Tensors over it come from __cuda_array_interface__ (flat bytes) and keep it alive."""
+
+    @staticmethod
+    def allocate(device: str, nbytes: int) -> DeviceMemory:
+        """Zeroed."""
+
+    @staticmethod
+    def import_fd(device: str, fd: int, nbytes: int) -> DeviceMemory:
+        """Maps what another process exported, and allocated with `nbytes`. The caller closes the fd."""
+
+    def export_fd(self) -> int:
+        """A descriptor for another process; the caller closes it."""
+
+    @property
+    def device(self) -> str:
+        """PCI address, lower case."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]: ...
+
+class LayerKernel:
+    """A Counter's other writer: a GPU. Adds one in device memory, then stores with release order at system scope."""
+
+    def __init__(self, device: str, fd: int) -> None:
+        """fd: of Counter.create. Counts on from the counter's value; nobody else may bump it then."""
+
+    def bump(self, stream: int) -> None:
+        """Queued on the stream (its handle; 0 is the default one), or captured: then each replay counts."""
 
 class WritePlan:
     """The writes of one layer, in token order, and how far the next layer is. Made once per request, for all layers.
@@ -116,6 +159,7 @@ class Fabric:
         idle: str = "auto",
         cpus: list[int] = ...,
         local: bool = False,
+        device: str = "",
     ) -> None:
         """bind: one local address (or domain name) per NIC; [] takes the NIC that other hosts reach best,
         or, with tcp, the one that has the local address `source`. Whole writes are striped over the NICs; NIC i writes
@@ -123,7 +167,9 @@ class Fabric:
         leaves its share to the others. window_*: in flight per peer and NIC; all peers of a NIC: four times that. require: the only provider to use. idle: "auto"
         spins shortly, yields, then blocks; "spin" never blocks; "block" blocks at once. cpus: where the worker runs.
         local: endpoints to peers on this host may be opened, too. provider "local" opens nothing but such, and no
-        library."""
+        library.
+        device: a GPU (PCI address or cuda:N) whose memory, and no other, is registered; caps["gpu_path"] says how it is
+        reached."""
 
     @property
     def caps(self) -> dict[str, Any]:
