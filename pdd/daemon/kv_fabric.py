@@ -1,6 +1,7 @@
 """The ranks' KV memory on the fabric: maps and registers it, watches their layer counter, and says what is in use.
 
-The daemon maps what the ranks made (memfd by SCM_RIGHTS); the same bytes are read and written by NICs and ranks.
+The daemon maps what the ranks made (a memfd, or memory of a GPU, by SCM_RIGHTS); the same bytes are read and written by NICs
+and ranks.
 """
 
 from __future__ import annotations
@@ -44,19 +45,23 @@ class KvFabric:
     Both may take seconds and belong on a thread; all else is for the main loop. Owns mappings and fabric.
     """
 
-    def __init__(self, config: Config) -> None:
-        """Raises FabricFailure or ConfigError: nothing fits what the config asks for."""
+    def __init__(self, config: Config, device: str = "") -> None:
+        """device: the GPU that the ranks' KV is in (PCI address or cuda:N); "" for host memory.
+
+        Raises FabricFailure or ConfigError: nothing fits what the config asks for.
+        """
         self._ranks: Sequence[RankInfo] = ()
-        self._memory: list[_native.MappedMemory] = []
+        self._memory: list[_native.MappedMemory | _native.DeviceMemory] = []
         self._rdma_devices = sorted(os.listdir(_RDMA)) if os.path.isdir(_RDMA) else []
         wanted = config.fabric
         towards = _addresses_towards(config)
-        self._host = boot_id() if wanted.local == "auto" and not wanted.require else ""
+        # What peers of this host share is files; GPU memory goes over the fabric.
+        self._host = boot_id() if wanted.local == "auto" and not wanted.require and not device else ""
         try:
             self.fabric = _native.Fabric(
                 provider=wanted.provider, library=wanted.library, bind=list(wanted.bind), source=choose_source(towards),
                 require=wanted.require, window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
-                cpus=list(host_rail_group(sysfs.read()).cpus), local=bool(self._host),
+                cpus=list(host_rail_group(sysfs.read()).cpus), local=bool(self._host), device=device,
             )
         except _native.FabricError as error:
             hint = f"fabric.require = {wanted.require} allows nothing else" if wanted.require else (
@@ -80,18 +85,25 @@ class KvFabric:
             self.caps["library_path"],
             "memory to peers on this host" if self._host else "to peers on this host, too",
         )
+        if device:
+            _log.info("%s", gpu_path_text(_native.gpu(device), self.caps))
 
     def take_memory(self, ranks: Sequence[RankInfo]) -> None:
         """Maps and registers the ranks' KV memory, and watches their layer counter.
 
         Raises:
-            LimitError: the memory cannot be registered.
+            LimitError: the memory cannot be registered, or a page is larger than what the fabric takes as one write.
+            FabricFailure: memory of a GPU cannot be mapped here.
         """
         self._ranks = ranks
-        self._memory = [_native.MappedMemory(rank.kv_fd, rank.ready.kv_bytes) for rank in ranks]
+        largest, most = max(rank.ready.layout.page_bytes for rank in ranks), self.caps["max_message"]
+        if largest > most:
+            raise LimitError(f"a page of KV takes {largest} bytes of a layer; {self.provider} takes at most {most} as one write",
+                             hint="lower kv.page_size, on all nodes alike")
+        self._memory = [map_memory(rank) for rank in ranks]
         try:
             self.regions = tuple(
-                self.fabric.register(memory.address, memory.nbytes, rank.kv_fd)
+                self.fabric.register(memory.address, memory.nbytes, rank.kv_fd if rank.ready.kv_kind == "memfd" else -1)
                 for memory, rank in zip(self._memory, ranks, strict=True)
             )
         except _native.FabricError as error:
@@ -174,6 +186,31 @@ def boot_id() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return ""
+
+
+def map_memory(rank: RankInfo) -> _native.MappedMemory | _native.DeviceMemory:
+    """The rank's KV memory, whatever kind it is."""
+    ready = rank.ready
+    if ready.kv_kind != "cuda":
+        return _native.MappedMemory(rank.kv_fd, ready.kv_bytes)
+    try:
+        return _native.DeviceMemory.import_fd(ready.kv_device, rank.kv_fd, ready.kv_bytes)
+    except _native.FabricError as error:
+        raise FabricFailure(f"the KV memory of rank {ready.rank} cannot be mapped: {error}",
+                            hint="this process must see the ranks' GPUs: look at CUDA_VISIBLE_DEVICES and DeviceAllow") from None
+
+
+_PATHS = {
+    "dmabuf": "NICs read and write its memory (dma-buf)",
+    "hmem": "NICs read and write its memory (peer memory)",
+    "staged": "KV is copied through host memory",
+}
+
+
+def gpu_path_text(gpu: dict[str, Any], caps: dict[str, Any]) -> str:
+    """How KV gets between the GPU and the wire, and why in no better way, for the log."""
+    why = f": {caps['gpu_path_why']}" if caps["gpu_path_why"] else ""
+    return f"GPU {gpu['pci_address']} ({gpu['model']}, CUDA {gpu['driver']}): {_PATHS[caps['gpu_path']]}{why}"
 
 
 def _addresses_towards(config: Config) -> dict[str, str]:

@@ -65,7 +65,7 @@ class RankInfo:
     """A rank that is ready. The executor owns the fds and closes them in `close`: map or duplicate them before."""
 
     ready: RankReady
-    kv_fd: int  # memfd of `ready.kv_bytes`
+    kv_fd: int  # of `ready.kv_bytes`, a memfd or what else `ready.kv_kind` says
     counter_fd: int | None  # memfd of the layer counter; rank 0 only
 
 

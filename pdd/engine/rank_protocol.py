@@ -5,7 +5,7 @@ on the first byte of the frame they belong to. Order of a rank's life:
 
     daemon -> RankInit
     rank   -> RankProgress*                      while it loads
-    rank   -> RankReady + fds (KV memfd; rank 0 also its layer counter's memfd)
+    rank   -> RankReady + fds (of its KV memory; rank 0 also its layer counter's memfd)
     daemon -> RunStep, rank -> StepDone          once per step, strictly in order; plans may be sent ahead
     daemon -> Shutdown                           the rank exits 0
     rank   -> RankFailed                         at any time instead of the above; the rank exits
@@ -68,7 +68,7 @@ class RankProgress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="ready"):
-    """The rank waits for steps. Carries fds: [KV memfd], on rank 0 [KV memfd, counter memfd]."""
+    """The rank waits for steps. Carries fds: [KV memory], on rank 0 [KV memory, counter memfd]."""
 
     rank: int
     num_layers: int
@@ -89,6 +89,8 @@ class RankReady(msgspec.Struct, frozen=True, tag="ready"):
     load_seconds: float
     pid: int
     attention: str = "torch"  # the decode kernel in use: "native" or "torch"
+    kv_kind: str = "memfd"  # what the KV memory's fd is: "memfd", or "cuda" for a cuMem handle
+    kv_device: str = ""  # PCI address of the GPU that the KV memory is in; "" for a memfd
 
     @property
     def layout(self) -> KvLayout:

@@ -1,18 +1,15 @@
 """Brings a rank up: loads its shard, sizes and makes its KV region, warms up, and describes the result to the daemon.
 
-The KV region is a sealed memfd: the daemon maps and registers the same bytes, and neither side can shrink it under the
-other. Its pages are zero and take memory when first written. Warm-up steps run before the counter exists and clear what
-they wrote.
+The daemon maps and registers the bytes of the KV region, too (kv_memory.py). Warm-up steps run before the counter exists
+and clear what they wrote.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import logging
 import math
-import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,12 +18,13 @@ from pathlib import Path
 import torch
 
 from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
+from pdd.engine.kv_memory import HostKv, KvMemory
 from pdd.engine.machine import free_memory
 from pdd.engine.rank_protocol import RankInit, RankProgress, RankReady
 from pdd.engine.rank_runner import RankRunner
 from pdd.errors import HOW_TO_INSTALL, ConfigError, LimitError, ModelError, NotInstalled
 from pdd.kv.layout import DTYPE_BYTES, KvLayout
-from pdd.model.attention import Attention, LayerCounter, kv_tensor
+from pdd.model.attention import Attention, LayerCounter
 from pdd.model.attn_torch import TorchAttention
 from pdd.model.checkpoint import Shard
 from pdd.model.config import ModelConfig, fingerprint, load_config
@@ -48,8 +46,8 @@ class StartedRank:
 
     ready: RankReady
     runner: RankRunner
-    fds: tuple[int, ...]  # KV memfd and, on rank 0, counter memfd; the caller sends and closes them
-    memory: mmap.mmap  # the KV region, for as long as the runner lives
+    fds: tuple[int, ...]  # of the KV region and, on rank 0, the counter; the caller sends and closes them
+    memory: KvMemory  # the KV region, for as long as the runner lives
 
 
 def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> StartedRank:
@@ -79,10 +77,10 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
         model = load_model(model_dir, config, dtype=dtype, max_context=max_context,
                            shard=Shard(init.rank, init.world), progress=_throttled("weights", report))
     layout = _layout(init, config, model, dtype, max_context)
-    kv_fd, memory = _make_region(layout.region_bytes)
-    _warn(None if init.threads else pinning.place_memory(memory, home.numa))
+    memory = HostKv(layout.region_bytes)
+    _warn(None if init.threads else pinning.place_memory(memory.mapping, home.numa))
     report(RankProgress("kv", layout.region_bytes, layout.region_bytes))
-    kv = kv_tensor(layout, memoryview(memory))
+    kv = memory.tensor(layout)
     attention, attention_name = make_attention(layout, kv, model.num_heads)
     if init.warm_up:
         report(RankProgress("warm-up", 0, 1))
@@ -94,9 +92,9 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
         vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids, max_context=max_context,
         family=config.family, fingerprint=identity, kv_bytes=layout.region_bytes,
         param_bytes=model.param_bytes, threads=torch.get_num_threads(), attention=attention_name,
-        load_seconds=time.monotonic() - started, pid=os.getpid())
+        load_seconds=time.monotonic() - started, pid=os.getpid(), kv_kind=memory.kind, kv_device=memory.device)
     runner = RankRunner(model, attention, layout, counter, max_context=max_context)
-    return StartedRank(ready, runner, (kv_fd, counter_fd), memory)
+    return StartedRank(ready, runner, (memory.fd, counter_fd), memory)
 
 
 def _set_threads(threads: int, home: RailGroup) -> None:
@@ -155,20 +153,6 @@ def _layout(init: RankInit, config: ModelConfig, model: LlamaModel, dtype: str, 
         raise ConfigError(f"a node needs room for two tokens; num_pages {num_pages} of {init.page_size} tokens and "
                           f"max_context {max_context} give less", hint="Raise kv.num_pages, or model.max_context.")
     return dataclasses.replace(one, num_pages=num_pages)
-
-
-def _make_region(num_bytes: int) -> tuple[int, mmap.mmap]:
-    """(memfd of exactly that size, its mapping here)."""
-    fd = os.memfd_create("pdd-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, num_bytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        return fd, mmap.mmap(fd, num_bytes)
-    except OSError as error:
-        os.close(fd)
-        raise LimitError(f"a KV region of {show_bytes(num_bytes)} cannot be made: {error.strerror}",
-                         hint="Lower kv.memory_fraction or kv.num_pages, or raise the limit of address space "
-                              "(ulimit -v).") from error
 
 
 def make_attention(layout: KvLayout, kv: torch.Tensor, num_heads: int) -> tuple[Attention, str]:

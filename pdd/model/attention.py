@@ -65,7 +65,7 @@ class Batch:
 class LayerCounter(Protocol):
     """Counts attended layers where the daemon's watcher sees it."""
 
-    def bump(self) -> int: ...
+    def bump(self) -> object: ...
 
 
 class Attention(Protocol):

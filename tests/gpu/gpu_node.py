@@ -64,6 +64,14 @@ class GpuNode(Node):
         self.fabric.finish(transfer)
         return transfer
 
+    def arm_layers(self, endpoint: int, key: int, fd: int, layers: int) -> int:
+        """One page of each layer, layer l from and to page l, fired by the counter at `fd`."""
+        watch = self.watch(fd)
+        transfer = self.fabric.open_transfer(endpoint, key)
+        self.fabric.arm(transfer, watch, 1, self.plan([0], [0], layers, 1, 1), 0, 1)
+        self.fabric.finish(transfer)
+        return transfer
+
     # -- the fake driver's handles
     def fake(self, name: str, *args: int) -> int:
         function = getattr(self.gpu.lib, f"fake_cuda_{name}")
