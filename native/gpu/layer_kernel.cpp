@@ -15,8 +15,8 @@ namespace {
 
 // st.release at system scope comes with its own fence (MEMBAR.SYS); a plain store would overtake the KV.
 constexpr char kPtx[] = R"(
-.version 6.4
-.target sm_70
+.version 7.0
+.target sm_80
 .address_size 64
 .visible .entry pdd_bump(.param .u64 count_at, .param .u64 line_at, .param .u64 add)
 {

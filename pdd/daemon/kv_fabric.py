@@ -98,8 +98,10 @@ class KvFabric:
         self._ranks = ranks
         largest, most = max(rank.ready.layout.page_bytes for rank in ranks), self.caps["max_message"]
         if largest > most:
-            raise LimitError(f"a page of KV takes {largest} bytes of a layer; {self.provider} takes at most {most} as one write",
-                             hint="lower kv.page_size, on all nodes alike")
+            raise LimitError(
+                f"a page of KV takes {largest} bytes of a layer; {self.provider} takes at most {most} as one write",
+                hint="lower kv.page_size, on all nodes alike",
+            )
         self._memory = [map_memory(rank) for rank in ranks]
         try:
             self.regions = tuple(
@@ -197,7 +199,7 @@ def map_memory(rank: RankInfo) -> _native.MappedMemory | _native.DeviceMemory:
         return _native.DeviceMemory.import_fd(ready.kv_device, rank.kv_fd, ready.kv_bytes)
     except _native.FabricError as error:
         raise FabricFailure(f"the KV memory of rank {ready.rank} cannot be mapped: {error}",
-                            hint="this process must see the ranks' GPUs: look at CUDA_VISIBLE_DEVICES and DeviceAllow") from None
+                            hint="the daemon must see the ranks' GPUs: look at CUDA_VISIBLE_DEVICES and DeviceAllow") from None
 
 
 _PATHS = {

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 
-from pdd.config import Config, Fabric, Kv, Node, Peers
+from pdd.config import Config, Fabric, Node
 from pdd.daemon.kv_fabric import KvFabric
 from pdd.engine.executor import RankExecutor
 from pdd.engine.rank_protocol import RankInit
@@ -21,7 +21,7 @@ def main(page_size: int) -> None:
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("pdd.fabric").addHandler(handler)
     logging.getLogger("pdd.fabric").setLevel(logging.INFO)
-    config = Config(node=Node(name="gpu"), kv=Kv(page_size=page_size), fabric=Fabric(provider="tcp"), peers=Peers())
+    config = Config(node=Node(name="gpu", role="both"), fabric=Fabric(provider="tcp"))
     fabric = KvFabric(config, device="cuda")
     executor = RankExecutor(
         RankInit(model_dir="", page_size=page_size), step_timeout=20,

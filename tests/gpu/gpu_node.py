@@ -151,6 +151,7 @@ def spawn(kind: str, environment: dict[str, str], *args: Any, pass_fds: tuple[in
         node.receive()
     except BaseException:
         node.kill()
+        node.stop()
         raise
     return node
 

@@ -184,7 +184,7 @@ def test_writes_outside_the_peers_region_are_refused_there_too(fake_gpu: Gpu) ->
 
 def test_host_memory_is_no_memory_of_the_gpu(fake_gpu: Gpu) -> None:
     node = fake_gpu.node()
-    with pytest.raises(RuntimeError, match="not memory of GPU 0000:fa:ce.0"):
+    with pytest.raises(RuntimeError, match=r"not memory of GPU 0000:fa:ce\.0"):
         node.register(4096, 4096)
 
 
