@@ -48,6 +48,8 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config, std::fu
     if (!idle) return Error{"idle policy '" + config.idle + "' is none of auto, spin, block", FI_EINVAL};
     if (config.window_ops == 0 || config.window_bytes == 0)
         return Error{"window_ops and window_bytes must not be 0", FI_EINVAL};
+    if (!config.device.empty() && (config.local || config.provider == "local"))
+        return Error{"memory of GPU " + config.device + " does not go to local peers: they share files", FI_EINVAL};
 
     std::unique_ptr<Engine> engine(new Engine);
     engine->shared_ = std::make_shared<Shared>(!idle->blocks());

@@ -42,6 +42,7 @@ Result<DeviceMemory> DeviceMemory::allocate(std::shared_ptr<const GpuDevice> dev
     memory.has_handle_ = true;
     if (Status mapped = memory.map(prop); !mapped) return Error{text + ": " + mapped.error().message, EIO};
     rc = cu.cuMemsetD8_v2(memory.address_, 0, memory.mapped_);
+    if (rc == CUDA_SUCCESS) rc = cu.cuCtxSynchronize();  // others write there as soon as they have the descriptor
     if (rc != CUDA_SUCCESS) return cu.error(text + ": cuMemsetD8", rc);
     return memory;
 }

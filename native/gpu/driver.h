@@ -99,6 +99,7 @@ enum : unsigned {
     X(cuCtxPushCurrent_v2, (CUcontext context))                                                                       \
     X(cuCtxPopCurrent_v2, (CUcontext* context))                                                                       \
     X(cuCtxSetCurrent, (CUcontext context))                                                                           \
+    X(cuCtxSynchronize, ())                                                                                           \
     X(cuMemGetAllocationGranularity, (size_t* bytes, const CUmemAllocationProp* prop, int option))                    \
     X(cuMemCreate, (CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* prop,               \
                     unsigned long long flags))                                                                        \

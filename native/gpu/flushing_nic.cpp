@@ -10,6 +10,7 @@ class FlushingPort final : public NicPort, private CompletionSink {
 
     const std::vector<uint8_t>& address() const override { return inner_->address(); }
     Result<uint64_t> resolve(std::span<const uint8_t> address) override { return inner_->resolve(address); }
+    Status reach(uint64_t peer) override { return inner_->reach(peer); }
     PostResult post(const NicWrite& write, Op* op) override { return inner_->post(write, op); }
     uint32_t poll(CompletionSink& sink, uint32_t budget) override;
     Status close() override;

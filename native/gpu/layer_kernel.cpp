@@ -66,6 +66,8 @@ Result<std::unique_ptr<LayerKernel>> LayerKernel::make(std::shared_ptr<const Gpu
     uint64_t value = 0;
     std::memcpy(&value, mapping, sizeof value);
     if (Status warm = kernel->launch(0, value); !warm) return Error{what + warm.error().message, EIO};
+    rc = cu.cuCtxSynchronize();  // the bumps are on other streams, which do not wait for this one
+    if (rc != CUDA_SUCCESS) return cu.error(what + "the first launch", rc);
     return kernel;
 }
 

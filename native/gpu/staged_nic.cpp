@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "gpu/staged_port.h"
+#include "util/random.h"
 
 namespace pdd {
 namespace {
@@ -64,8 +65,9 @@ Result<std::unique_ptr<NicMemory>> StagedNic::register_memory(uint8_t* base, uin
     if (!device_->is_device_memory(address))
         return Error{"registering " + std::to_string(nbytes) + " bytes: not memory of GPU " + device_->pci_address(),
                      FI_EINVAL};
-    memory_.emplace(next_key_, Memory{address, nbytes});
-    return std::unique_ptr<NicMemory>(new Registration(*this, next_key_++));
+    const uint64_t key = random_u64();  // nobody guesses a region that was not described to them
+    memory_.emplace(key, Memory{address, nbytes});
+    return std::unique_ptr<NicMemory>(new Registration(*this, key));
 }
 
 Result<std::unique_ptr<NicPort>> StagedNic::open_port(uint32_t) {

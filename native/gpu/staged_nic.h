@@ -55,7 +55,6 @@ class StagedNic final : public Nic {
     CopyStream in_;   // host to device
     PinnedPool pool_;
     std::unordered_map<uint64_t, Memory> memory_;  // by key
-    uint64_t next_key_ = 1;
 };
 
 }  // namespace pdd

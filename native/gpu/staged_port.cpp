@@ -312,6 +312,13 @@ uint32_t StagedPort::poll(CompletionSink& sink, uint32_t budget) {
     return moved;
 }
 
+// Nothing tells the end of a copy but asking: until then the thread gives its turn away instead of sleeping.
+bool StagedPort::may_wait() {
+    if (copying_.empty() && landing_.empty()) return inner_->may_wait();
+    ::sched_yield();
+    return false;
+}
+
 void StagedPort::on_write(Op* op, int error) {
     const uint32_t slot = op->lane;
     if (op == &incoming_[slot].credit) {

@@ -37,7 +37,7 @@ class StagedPort final : public NicPort, private CompletionSink {
     uint32_t poll(CompletionSink& sink, uint32_t budget) override;
     Status close() override;
     int wait_fd() const override { return inner_->wait_fd(); }
-    bool may_wait() override { return copying_.empty() && landing_.empty() && inner_->may_wait(); }
+    bool may_wait() override;
     void take_back_signal() override { inner_->take_back_signal(); }
 
   private:

@@ -28,7 +28,8 @@ class GpuNode(Node):
     """Its memory is a DeviceMemory: allocated here, or mapped from a descriptor that a rank's process made."""
 
     def __init__(self, library: str, provider: str, num_pages: int, fd: int = -1, **options: Any) -> None:
-        self.fabric = native.Fabric(library=library, provider=provider, bind=["127.0.0.1"], device="cuda", **options)
+        options.setdefault("bind", ["127.0.0.1"])
+        self.fabric = native.Fabric(library=library, provider=provider, device="cuda", **options)
         self.nbytes = num_pages * PAGE
         self.gpu = Cuda()
         if fd < 0:

@@ -188,6 +188,11 @@ def test_host_memory_is_no_memory_of_the_gpu(fake_gpu: Gpu) -> None:
         node.register(4096, 4096)
 
 
+def test_gpu_memory_does_not_go_to_local_peers(fake_gpu: Gpu) -> None:
+    with pytest.raises(RuntimeError, match="memory of GPU cuda does not go to local peers"):
+        fake_gpu.node(local=True)
+
+
 def test_nodes_that_do_not_stage_are_refused_by_name(fake_gpu: Gpu) -> None:
     from tests.fabric.fabric_node import Node
 

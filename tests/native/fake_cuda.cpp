@@ -15,6 +15,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -203,6 +204,13 @@ FAKE cuCtxPopCurrent_v2(CUcontext* out) {
 }
 FAKE cuCtxSetCurrent(CUcontext) {
     contexts = contexts > 0 ? contexts : 1;
+    return CUDA_SUCCESS;
+}
+FAKE cuCtxSynchronize() {  // what is tested here waits for the default stream alone
+    NEEDS_CONTEXT;
+    std::promise<void> reached;
+    default_stream().push([&] { reached.set_value(); });
+    reached.get_future().wait();
     return CUDA_SUCCESS;
 }
 FAKE cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp* prop, int) {

@@ -96,12 +96,12 @@ F control(const char* name) {
 struct Header {
     uint32_t magic = 0x53444450;
     uint32_t imm = 77;
-    uint64_t key = 1;
+    uint64_t key = 0;  // place() puts the region's in
     uint64_t num_pieces = 1;
     uint64_t pieces[kMaxWriteSegments][2] = {{0, 4096}};
 };
 
-// A port with a connected peer, and the region with key 1 of 64 KiB.
+// A port with a connected peer, and a region of 64 KiB.
 struct Bench {
     explicit Bench(const std::shared_ptr<const GpuDevice>& device) {
         auto allocated = DeviceMemory::allocate(device, 65536);
@@ -111,7 +111,7 @@ struct Bench {
         CHECK(opened);
         nic = std::move(*opened);
         auto registered = nic->register_memory(reinterpret_cast<uint8_t*>(memory->address()), 65536, Access::Both);
-        CHECK(registered && (*registered)->key == 1);
+        CHECK(registered);
         region = std::move(*registered);
         auto port_opened = nic->open_port(64);
         CHECK(port_opened);
@@ -119,7 +119,8 @@ struct Bench {
         landing = wire.registered.at(0);
         CHECK(port->resolve(port->address()));
     }
-    void place(uint32_t slot, const Header& header) {
+    void place(uint32_t slot, Header header) {
+        header.key ^= region->key;
         uint8_t* at = landing + kStagedHeaderBytes + slot * kStagedSlotBytes;
         std::memcpy(at, &header, sizeof header);
         std::memset(at + kStagedHeaderBytes, 0x5a, 4096);
@@ -176,7 +177,7 @@ void test_what_a_peer_must_not_write(const Device& device) {
         bad.emplace_back(imm, header);
     };
     with(0, [](Header& h) { h.magic = 0; });
-    with(0, [](Header& h) { h.key = 2; });
+    with(0, [](Header& h) { h.key = 1; });
     with(0, [](Header& h) { h.num_pieces = kMaxWriteSegments + 1; });
     with(0, [](Header& h) { h.num_pieces = UINT64_MAX; });
     with(0, [](Header& h) { h.pieces[0][0] = 65536; });
@@ -219,7 +220,7 @@ void test_a_write_is_done_when_both_ends_are_done_with_its_slot(const Device& de
         NicWrite write;
         write.pieces[0] = {reinterpret_cast<uint8_t*>(bench.memory->address()), 0, 4096};
         write.num_pieces = 1;
-        write.key = 1;
+        write.key = bench.region->key;
         std::vector<Op> ops(kStagedSlots + 1);
         for (uint32_t i = 0; i < kStagedSlots; ++i)
             CHECK(bench.port->post(write, &ops[i]).outcome == PostOutcome::Posted);
