@@ -18,7 +18,18 @@ from tests.fabric.conftest import Stack, find_stack, link
 from tests.fabric.fabric_node import PAGE, RemoteNode
 from tests.gpu.gpu_node import spawn
 
+HAS_GPU = pathlib.Path("/dev/nvidiactl").exists()
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a GPU its tests are left out, unless they were asked for: then they fail."""
+    if HAS_GPU or "cuda" in config.option.markexpr:
+        return
+    left_out = [item for item in items if item.get_closest_marker("cuda")]
+    if left_out:
+        config.hook.pytest_deselected(left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")
@@ -82,8 +93,7 @@ def fake_gpu(fake_driver: pathlib.Path) -> Iterator[Gpu]:
 
 @pytest.fixture
 def real_gpu() -> Iterator[Gpu]:
-    if not pathlib.Path("/dev/nvidiactl").exists():
-        pytest.skip("no NVIDIA GPU on this machine (no /dev/nvidiactl)")
+    assert HAS_GPU, "no NVIDIA GPU on this machine (no /dev/nvidiactl)"
     gpu = Gpu({}, find_stack("mpich-wheel", "tcp"))
     yield gpu
     for process in gpu.running:

@@ -77,7 +77,7 @@ struct CUmod_st {};
 struct CUfunc_st {};
 struct CUevent_st {
     std::atomic<uint64_t> recorded{0};
-    std::atomic<uint64_t> passed{0};
+    std::shared_ptr<std::atomic<uint64_t>> passed = std::make_shared<std::atomic<uint64_t>>(0);  // a stream's, too
 };
 
 struct CUstream_st {
@@ -398,18 +398,19 @@ FAKE cuEventCreate(CUevent* event, unsigned) {
     *event = new CUevent_st;
     return CUDA_SUCCESS;
 }
-FAKE cuEventDestroy_v2(CUevent) {  // a stream may still pass it: kept, as the driver does until then
+FAKE cuEventDestroy_v2(CUevent event) {
+    delete event;
     return CUDA_SUCCESS;
 }
 FAKE cuEventRecord(CUevent event, CUstream stream) {
     const uint64_t round = ++event->recorded;
-    stream_of(stream).push([event, round] { event->passed = round; });
+    stream_of(stream).push([passed = event->passed, round] { *passed = round; });
     return CUDA_SUCCESS;
 }
 FAKE cuEventQuery(CUevent event) {
     NEEDS_CONTEXT;
     if (broken) return kLaunchFailure;
-    return event->passed == event->recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    return *event->passed == event->recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 FAKE cuModuleLoadData(CUmodule* out, const void* image) {
     NEEDS_CONTEXT;
