@@ -43,9 +43,9 @@ struct Heard {
     std::atomic<uint64_t> total{0};
 };
 
-void fires_each_value_once_in_order() {
+void fires_each_value_once_in_order(bool spin) {
     Heard heard;
-    LayerWatcher watcher(heard.ear());
+    LayerWatcher watcher(heard.ear(), spin);
     const auto one = counter();
     const auto two = counter();
     for (int i = 0; i < 5; ++i) one->bump();
@@ -81,9 +81,9 @@ void a_bump_wakes_a_sleeper_of_another_mapping() {
     }
 }
 
-void a_cleared_alarm_is_silent() {
+void a_cleared_alarm_is_silent(bool spin) {
     Heard heard;
-    LayerWatcher watcher(heard.ear());
+    LayerWatcher watcher(heard.ear(), spin);
     const auto gone = counter();
     const auto kept = counter();
     watcher.set({1, gone, 1, 5});
@@ -100,25 +100,26 @@ void a_cleared_alarm_is_silent() {
     CHECK(gone.use_count() <= 2);
 }
 
-void stopping_ends_the_thread_with_alarms_set() {
+void stopping_ends_the_thread_with_alarms_set(bool spin) {
     Heard heard;
-    LayerWatcher watcher(heard.ear());
+    LayerWatcher watcher(heard.ear(), spin);
     watcher.set({1, counter(), 1, 5});
     watcher.stop();
     watcher.stop();
     CHECK(heard.total == 0);
 }
 
-void what_was_written_before_a_bump_is_seen_after_it() {
+void what_was_written_before_a_bump_is_seen_after_it(bool spin) {
     static uint64_t data[8];
     std::atomic<bool> wrong{false};
     std::atomic<uint64_t> seen{0};
     const auto line = counter();
-    LayerWatcher watcher([&](uint64_t, uint32_t from, uint32_t to) {
+    const auto check = [&](uint64_t, uint32_t from, uint32_t to) {
         for (uint32_t i = from; i < to; ++i)
             if (data[i % 8] < i + 1) wrong = true;
         seen = to;
-    });
+    };
+    LayerWatcher watcher(check, spin);
     watcher.set({1, line, 1, 5000});
     for (uint64_t i = 0; i < 5000; ++i) {
         while (seen.load() + 8 <= i) std::this_thread::yield();
@@ -133,9 +134,11 @@ void what_was_written_before_a_bump_is_seen_after_it() {
 
 int main() {
     two_mappings_share_one_value();
-    fires_each_value_once_in_order();
     a_bump_wakes_a_sleeper_of_another_mapping();
-    a_cleared_alarm_is_silent();
-    stopping_ends_the_thread_with_alarms_set();
-    what_was_written_before_a_bump_is_seen_after_it();
+    for (const bool spin : {false, true}) {
+        fires_each_value_once_in_order(spin);
+        a_cleared_alarm_is_silent(spin);
+        stopping_ends_the_thread_with_alarms_set(spin);
+        what_was_written_before_a_bump_is_seen_after_it(spin);
+    }
 }
