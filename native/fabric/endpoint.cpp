@@ -101,6 +101,8 @@ Status Endpoint::connect(std::span<const uint8_t> descriptor) {
     const auto sharing = [num_lanes](size_t nic, size_t of) {  // lanes that end at this NIC
         return static_cast<uint32_t>((num_lanes - nic + of - 1) / of);
     };
+    std::vector<Route> routes;
+    std::vector<Lane> lanes;
     for (size_t lane = 0; lane < num_lanes; ++lane) {
         const size_t nic = lane % ports_.size();
         const size_t far = lane % remote->nics.size();
@@ -108,10 +110,12 @@ Status Endpoint::connect(std::span<const uint8_t> descriptor) {
         if (!peer) return peer.error();
         if (!remote->regions.empty())
             if (Status reached = ports_[nic]->reach(*peer); !reached) return reached;
-        routes_.push_back({far, *peer});
-        lanes_.push_back({static_cast<uint32_t>(first_nic_ + nic), sharing(nic, ports_.size()),
+        routes.push_back({far, *peer});
+        lanes.push_back({static_cast<uint32_t>(first_nic_ + nic), sharing(nic, ports_.size()),
                           remote->nics[far].max_ops / sharing(far, remote->nics.size())});
     }
+    routes_ = std::move(routes);
+    lanes_ = std::move(lanes);
     remote_ = std::move(*remote);
     return {};
 }

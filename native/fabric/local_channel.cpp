@@ -6,9 +6,11 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "util/ring.h"
 
@@ -48,7 +50,6 @@ struct LocalRing {
 namespace {
 
 constexpr char kMagic[] = {'P', 'D', 'D', 'L'};
-constexpr uint16_t kVersion = 1;
 constexpr uint32_t kMaxCapacity = 1 << 12;
 constexpr size_t kMaxSources = 64;
 constexpr uint64_t kCopyQuantum = 1 << 20;  // bytes before other peers and commands are looked at
@@ -136,7 +137,7 @@ Result<std::unique_ptr<LocalWriter>> LocalWriter::open(const LocalName& name, co
 
     Offer offer{};
     std::copy_n(kMagic, sizeof kMagic, offer.magic);
-    offer.version = kVersion;
+    offer.version = kLocalVersion;
     offer.num_sources = static_cast<uint16_t>(sources.size());
     offer.secret = secret;
     offer.capacity = capacity;
@@ -242,9 +243,9 @@ Result<std::unique_ptr<LocalReader>> LocalReader::open(UniqueFd socket, LocalMes
     std::memcpy(&offer, message.bytes.data(), std::min(sizeof offer, message.bytes.size()));
     if (!std::equal(kMagic, kMagic + sizeof kMagic, offer.magic) || !same(offer.secret, secret))
         return Error{"a stranger called", kStranger};
-    if (offer.version != kVersion)
+    if (offer.version != kLocalVersion)
         return Error{"the local peer speaks version " + std::to_string(offer.version) + ", this node " +
-                         std::to_string(kVersion),
+                         std::to_string(kLocalVersion),
                      EPROTO};
     if (message.bytes.size() != sizeof offer || offer.num_sources > kMaxSources ||
         message.descriptors.size() != offer.num_sources + 1u || !std::has_single_bit(offer.capacity) ||
@@ -284,10 +285,13 @@ int LocalReader::carry_out(const LocalEntry& entry, const LocalTargets& targets,
     const auto inside = [](uint64_t offset, uint64_t length, uint64_t all) {
         return offset <= all && length <= all - offset;
     };
+    uint64_t total = 0;
     for (uint16_t i = 0; i < entry.num_pieces; ++i) {
         const auto& piece = entry.pieces[i];
         if (!inside(piece.from, piece.nbytes, source.nbytes) || !inside(piece.to, piece.nbytes, target->nbytes))
             return FI_EACCES;
+        if (piece.nbytes > kMaxLocalWrite - total) return FI_EMSGSIZE;
+        total += piece.nbytes;
     }
     for (uint16_t i = 0; i < entry.num_pieces; ++i) {
         const auto& piece = entry.pieces[i];

@@ -33,6 +33,9 @@ namespace pdd {
 
 using LocalSecret = std::array<uint8_t, 16>;
 
+constexpr uint16_t kLocalVersion = 1;
+constexpr uint64_t kMaxLocalWrite = 256 << 20;  // bytes in one copy: a close waits for the one in hand
+
 // A region as its owner lends it to peers: the memfd that lies behind it, open for reading only.
 struct LocalSource {
     uint64_t id = 0;

@@ -10,20 +10,16 @@
 #include "util/random.h"
 
 namespace pdd {
-namespace {
-
-constexpr size_t kMaxMessage = 256 << 20;  // one copy: a close waits for the one in hand
-
-}  // namespace
 
 LocalNic::LocalNic() {
-    caps_.provider = caps_.kind = caps_.wire = caps_.fabric = "local";
+    caps_.provider = caps_.kind = caps_.fabric = "local";
+    caps_.wire = "local" + std::to_string(kLocalVersion);
     caps_.domain = "host";
     caps_.imm_bytes = 4;
     caps_.app_keys = true;
     caps_.progress = "manual";
     caps_.write_segments = caps_.iov_limit = caps_.rma_iov_limit = kMaxWriteSegments;
-    caps_.max_message = kMaxMessage;
+    caps_.max_message = kMaxLocalWrite;
     caps_.wait_fd = true;
     caps_.fence = "endpoint";
 }

@@ -43,6 +43,7 @@ Result<uint64_t> LocalPort::resolve(std::span<const uint8_t> address) {
     std::copy_n(address.begin(), peer_name_.size(), peer_name_.begin());
     std::copy_n(address.begin() + peer_name_.size(), peer_secret_.size(), peer_secret_.begin());
     if (Status taken = take_callers(); !taken) return taken.error();
+    if (!refusal_) return refusal_.error();  // seen before, when a wake had this port looked at
     return 0;
 }
 
@@ -100,12 +101,16 @@ Status LocalPort::take_callers() {
         }
         UniqueFd caller = std::move(callers_[i]);
         callers_.erase(callers_.begin() + static_cast<ptrdiff_t>(i));
-        if (!message) continue;
+        if (!message) {
+            if (message.error().code == EMSGSIZE) refusal_ = message.error();  // this process is short of descriptors
+            continue;
+        }
         auto reader = LocalReader::open(std::move(caller), std::move(*message), secret_);
         if (!reader && reader.error().code == LocalReader::kStranger) continue;
         callers_.clear();
         listener_.reset();
-        if (!reader) return reader.error();
+        refusal_ = reader ? Status{} : Status{reader.error()};
+        if (!reader) return refusal_;
         reader_ = std::move(*reader);
         return {};
     }

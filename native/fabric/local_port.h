@@ -47,6 +47,7 @@ class LocalPort final : public NicPort {
     std::vector<UniqueFd> callers_;  // that have not said who they are
     std::unique_ptr<LocalWriter> writer_;
     std::unique_ptr<LocalReader> reader_;
+    Status refusal_;  // why the last caller that knew the secret, or could not say it, is not the writer
     uint32_t until_look_ = 0;  // polls
     bool slept_ = false;
 };

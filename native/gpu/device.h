@@ -23,18 +23,18 @@ class GpuDevice {
 
     class Current {
       public:
-        explicit Current(const GpuDevice& device) : device_(device) {
-            device_.cu().cuCtxPushCurrent_v2(device_.context_);
-        }
+        explicit Current(const GpuDevice& device)
+            : device_(device), pushed_(device_.cu().cuCtxPushCurrent_v2(device_.context_) == 0) {}
         ~Current() {
             cuda::CUcontext popped;
-            device_.cu().cuCtxPopCurrent_v2(&popped);
+            if (pushed_) device_.cu().cuCtxPopCurrent_v2(&popped);  // else it would be the caller's
         }
         Current(const Current&) = delete;
         Current& operator=(const Current&) = delete;
 
       private:
         const GpuDevice& device_;
+        const bool pushed_;
     };
     Status bind() const;
 

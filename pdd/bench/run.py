@@ -10,6 +10,7 @@ The two ends are the same whichever way they met; over loopback they share a soc
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import subprocess
 import sys
@@ -103,9 +104,10 @@ def listen(address: Address, token: bytes | None, options: FabricOptions, patien
     """
     with _bind(address) as listener:
         say(f"listening on {Address(address.host, listener.getsockname()[1])}")
-        listener.settimeout(patience)
+        deadline = None if patience is None else time.monotonic() + patience
         while True:
             try:
+                listener.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
                 sock, place = listener.accept()
             except TimeoutError:
                 raise BenchPeerLost(f"nobody came to {address} within {patience:g} s") from None
@@ -129,7 +131,7 @@ def _bind(address: Address) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, address.port), family=family, dualstack_ipv6=host == "::")
     except OSError as error:
-        kind = AddressInUse if error.errno == 98 else UsageError
+        kind = AddressInUse if error.errno == errno.EADDRINUSE else UsageError
         raise kind(f"--listen: cannot listen on {address}: {error.strerror or error}",
                    hint="`ip address` lists this machine's addresses.") from None
 

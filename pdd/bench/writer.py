@@ -11,6 +11,7 @@ import select
 import signal
 import socket
 import sys
+import time
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from pdd.bench import wire
 from pdd.bench.cells import MAX_POOL_BYTES, Pages
 from pdd.bench.channel import Channel
 from pdd.bench.node import BenchNode, Cost, Event, FabricOptions
-from pdd.errors import BenchPeerLost, FabricFailure, PddError
+from pdd.errors import BenchPeerLost, FabricFailure, PddError, TimedOut
 from pdd.fabric import _native
 from pdd.messenger.wire import pack_u32
 
@@ -101,8 +102,14 @@ class _Writer:
         return message
 
     def _settle(self) -> None:
+        deadline = time.monotonic() + self._channel.timeout
         while self._open:
             self._mind(self._node.wait(1.0))
+            if self._channel.take() is not None:
+                raise BenchPeerLost(f"{self._channel.peer} spoke before it was told that its requests have ended")
+            if self._open and time.monotonic() > deadline:
+                raise TimedOut(f"{len(self._open)} requests of {self._channel.peer} did not end within "
+                               f"{self._channel.timeout:g} s")
 
     def _mind(self, events: list[Event]) -> None:
         for event in events:

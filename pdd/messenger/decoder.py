@@ -328,6 +328,8 @@ class Decoder:
     def _whole(self, attempt: Attempt) -> None:
         self._count(tokens=attempt.num_tokens)
         self._judge.retries.forget(attempt.reserved.request_id)
+        assert attempt.link is not None
+        attempt.link.has_carried = True
         self._settle(attempt, KvOutcome.WHOLE, "whole")
 
     def _give_up(self, attempt: Attempt, error: PddError) -> None:

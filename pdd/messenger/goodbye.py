@@ -16,6 +16,10 @@ class InOrder(PeerLost):
         super().__init__(message)
 
 
+class PeerFabricFailure(PeerLost):
+    """The link ends because the peer's endpoint failed."""
+
+
 _CAUSES: tuple[tuple[type[PddError], wire.Cause], ...] = (
     (InOrder, wire.Cause.ORDERLY),
     (PeerIncompatible, wire.Cause.INCOMPATIBLE),
@@ -34,5 +38,5 @@ def goodbye(error: PddError) -> wire.Goodbye:
 
 def said(message: wire.Goodbye, name: str = "the peer") -> PeerLost:
     """The error that ends a link whose peer, `name`, said goodbye."""
-    kind = InOrder if message.cause is wire.Cause.ORDERLY else PeerLost
-    return kind(f"{name} said goodbye: {wire.one_line(message.reason)}")
+    kinds = {wire.Cause.ORDERLY: InOrder, wire.Cause.FABRIC: PeerFabricFailure}
+    return kinds.get(message.cause, PeerLost)(f"{name} said goodbye: {wire.one_line(message.reason)}")

@@ -127,6 +127,7 @@ class PeerLink:
         self._initiator = initiator
         self._admit = admit  # a last word before the link is up; raises to refuse
         self.was_up = False
+        self.has_carried = False  # KV of a prompt has come whole over it; told by the decoder
         self.ended_at: float | None = None
         self._ended = asyncio.Event()
         self._closed = asyncio.Event()

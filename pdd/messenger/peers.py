@@ -17,8 +17,9 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from pdd.address import Address
-from pdd.errors import PddError, PeerError, PeerIncompatible, PeerLost
+from pdd.errors import FabricFailure, PddError, PeerError, PeerIncompatible, PeerLost
 from pdd.messenger.frames import FrameStream
+from pdd.messenger.goodbye import PeerFabricFailure
 from pdd.messenger.handshake import FieldDiff, Refusal
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
 from pdd.messenger.quiet import QuietLog, level_of_end
@@ -260,7 +261,7 @@ class PeerTable:
         )
         try:
             await peer.link.run()
-            peer.allow_local = peer.allow_local and not (peer.link.local_refusal and not peer.link.was_up)
+            peer.allow_local = peer.allow_local and not _doubts_memory(peer.link)
             if peer.link.error is not None:
                 self._note(peer, peer.link.error)
         finally:
@@ -304,6 +305,13 @@ class PeerTable:
         """Of any link that this peer has had."""
         links = [link for link in (*self._fencing, peer.link) if link is not None and link.label == str(peer.address)]
         return next((link.fence_error for link in links if link.fence_error), "")
+
+
+def _doubts_memory(link: PeerLink) -> bool:
+    """Whether the next link must not go over memory: this one could not be made, or broke before it had proved good."""
+    if link.local_refusal and not link.was_up:
+        return True
+    return isinstance(link.error, (FabricFailure, PeerFabricFailure)) and not link.has_carried
 
 
 def way_text(link: PeerLink) -> str:

@@ -33,11 +33,17 @@ class Unreachable(Exception):
     """A local peer that could be reached a moment ago cannot be used: the next link must take the fabric."""
 
 
+@dataclasses.dataclass(slots=True)
 class _Unused:
-    """Hears of an endpoint that nothing was ever written through."""
+    """Hears of an endpoint while nothing can be written through it: it is not chosen yet, or was not."""
+
+    dropped: bool = False
+    failure: str = ""
 
     def endpoint_failed(self, message: str) -> None:
-        _log.warning("an endpoint that was not chosen does not close: %s", message)
+        if self.dropped:
+            _log.warning("an endpoint that was not chosen does not close: %s", message)
+        self.failure = message
 
     def endpoint_closed(self) -> None:
         pass
@@ -66,6 +72,7 @@ class LinkWay:
         self._may_be_local = allow_local and bool(context.node.host)
         self._endpoint = self._new(handler, context.fabric.open_endpoint, context.node.regions)
         self._local: LinkEndpoint | None = None  # until one of the two is chosen
+        self._unused = _Unused()
         self._is_closing = False
 
     @property
@@ -118,8 +125,10 @@ class LinkWay:
             raise PeerProtocol(f"{hello.name} chose a local endpoint that was not offered")
         self._choose_local()
         try:
+            if self._unused.failure:
+                raise Unreachable(self._unused.failure)
             await self._endpoint.connect(hello.local)
-        except RuntimeError as error:  # FabricError
+        except (Unreachable, RuntimeError) as error:  # FabricError
             self.refusal = str(error)
             raise Unreachable(self.refusal) from error
 
@@ -140,18 +149,19 @@ class LinkWay:
         return LinkEndpoint(context.fabric, context.events, handler, regions, context.threads, open_it)
 
     def _new_local(self, regions: Sequence[int]) -> LinkEndpoint:
-        return self._new(_Unused(), functools.partial(self._context.fabric.open_endpoint, local=True), regions)
+        return self._new(self._unused, functools.partial(self._context.fabric.open_endpoint, local=True), regions)
 
     def _choose_local(self) -> None:
         if self._is_closing or self._local is None:
             return
         fabric, self._endpoint, self._local = self._endpoint, self._local, None
-        self._endpoint.handler, fabric.handler = self._handler, self._endpoint.handler
+        self._endpoint.handler, fabric.handler = self._handler, _Unused(dropped=True)
         fabric.close()
         self.via = LOCAL
 
     def _drop_local(self, why: str) -> None:
         assert self._local is not None
         self.refusal = why
+        self._unused.dropped = True
         self._local.close()
         self._local = None

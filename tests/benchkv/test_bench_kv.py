@@ -130,12 +130,19 @@ def test_pages_that_never_came_are_seen(monkeypatch: pytest.MonkeyPatch) -> None
     with run.loopback(FabricOptions(), [CELL], 10.0) as reader:
         reader.take(CELL)
         reader.measure(0.02)
-        original = reader.node.checksums
+        clear, checksums = reader.node.clear, reader.node.checksums
+        untouched: list[Any] = []
+
+        def clear_and_look(nbytes: int) -> None:
+            clear(nbytes)
+            untouched[:] = [reader.node.view.copy()]
 
         def after_a_loss(page_bytes: int, pages: Any) -> Any:
-            reader.node.view[int(pages[0]) * page_bytes] ^= 255
-            return original(page_bytes, pages)
+            page = slice(int(pages[0]) * page_bytes, (int(pages[0]) + 1) * page_bytes)
+            reader.node.view[page] = untouched[0][page]
+            return checksums(page_bytes, pages)
 
+        monkeypatch.setattr(reader.node, "clear", clear_and_look)
         monkeypatch.setattr(reader.node, "checksums", after_a_loss)
         with pytest.raises(WrongContents):
             reader.measure(0.02)

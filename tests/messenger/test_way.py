@@ -101,6 +101,41 @@ async def test_a_way_that_fails_after_it_was_chosen_is_not_tried_again_in_this_l
         await until(lambda: up(d)() and ways(again, d) == {"local"})  # another life, another try
 
 
+async def test_a_peer_that_is_refused_before_anyone_looks_is_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    """The worker refuses a caller as soon as it hears of it: maybe before this node has read the peer's hello."""
+    async with running() as rig:
+        rig.hosts = {"p1": "one", "d1": "one"}
+        p = await rig.prefiller()
+        d = await rig.decoder([])
+        p.fabric.may_connect.clear()
+        d.decoder.peers.set_members([rig.address(p)])
+        await until(lambda: any(endpoint.local for endpoint in p.fabric.endpoints.values()))
+        (ours,) = [number for number, endpoint in d.fabric.endpoints.items() if endpoint.local]
+        d.fabric.fail_endpoint(ours, "it speaks version 2")
+        await asyncio.sleep(0.05)
+        p.fabric.may_connect.set()
+        await until(up(d))
+        await until(lambda: len(p.fabric.endpoints) == 1)
+        await expect_works(p, d, "fake")
+        assert "its memory cannot be used: it speaks version 2" in caplog.text
+
+
+@pytest.mark.parametrize("side", ["p", "d"])
+async def test_a_way_that_breaks_before_it_has_proved_good_is_not_taken_again(side: str) -> None:
+    async with running() as rig:
+        rig.hosts = {"p1": "one", "d1": "one"}
+        p, d = await linked(rig)
+        for proved in (True, False):
+            if proved:
+                await expect_works(p, d, "local")
+            broken = p if side == "p" else d
+            (link,) = d.decoder.peers.usable_links()
+            broken.fabric.fail_endpoint(next(iter(broken.fabric.endpoints)), "no reader")
+            await until(lambda: link.state is LinkState.CLOSED)
+            await until(up(d))
+            await until(lambda: ways(p, d) == {"local" if proved else "fake"})
+
+
 @pytest.mark.parametrize("gate", ["may_open", "may_describe", "may_connect"])
 @pytest.mark.parametrize("side", ["p", "d"])
 async def test_a_link_that_ends_while_it_chooses_leaves_no_endpoint(gate: str, side: str) -> None:

@@ -62,7 +62,7 @@ MUTANTS = (
            "        self._fabric.imm_retire(attempt.key)\n"
            "        attempt.key = None\n"),
     Mutant("fence forgotten by the link", "pdd/messenger/link.py",
-           "        self._endpoint.close()\n", "        asyncio.get_running_loop().call_soon(self._become_closed)\n"),
+           "        self._way.close()\n", "        asyncio.get_running_loop().call_soon(self._become_closed)\n"),
     Mutant("counts that do not agree are released", "pdd/messenger/decoder.py",
            "        elif arrived == ended.ok_units:\n", "        elif arrived <= ended.ok_units:\n"),
     Mutant("source pages given back on cancel at once", "pdd/messenger/job.py",
