@@ -158,7 +158,7 @@ def test_tokens_are_those_of_a_request_alone(model: Path, solo: Node, page_sizes
     right = [solo.generate([prompt], KvSource.LOCAL, 12)[0] for prompt in prompts]
     assert len({tuple(tokens) for tokens in right}) > 4, "the model says something"
     prefiller, decoder = (
-        Node(model, num_pages=128 // page_size, page_size=page_size, max_batch_size=5, max_batch_tokens=24)
+        Node(model, num_pages=96 // page_size, page_size=page_size, max_batch_size=5, max_batch_tokens=24)
         for page_size in page_sizes
     )
     decoder.peer = prefiller

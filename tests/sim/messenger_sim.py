@@ -149,9 +149,11 @@ class Story:
             self.tally.update(request.outcome for request in one.engine.requests.values())
 
     async def _probe(self, name: str) -> None:
-        engine = self.world.decoders[name].engine
-        probe = engine.generate("probe", prompt(99, 13))
+        engine, peers = self.world.decoders[name].engine, self.world.decoders[name].decoder.peers
         deadline = self.world.loop.time() + _PATIENCE_SECONDS
+        while not peers.usable_links() and self.world.loop.time() < deadline:  # one that comes while a port is closed fails
+            await asyncio.sleep(0.05)
+        probe = engine.generate("probe", prompt(99, 13))
         while not probe.outcome and self.world.loop.time() < deadline:
             await asyncio.sleep(0.05)
         if probe.outcome != "whole" and not self.world.violations:
