@@ -82,16 +82,19 @@ class EqualLines(logging.Filter):
         return True
 
 
-def _message(record: logging.LogRecord) -> str:
+def message(record: logging.LogRecord) -> str:
+    """The text of a line, with how many equal ones were left out."""
     left_out = getattr(record, "pdd_left_out", 0)
     return record.getMessage() + (f" (and {counted(left_out, 'equal line')})" if left_out else "")
 
 
-def _component(record: logging.LogRecord) -> str:
+def component(record: logging.LogRecord) -> str:
+    """The part of pdd that wrote it."""
     return record.name.removeprefix("pdd.") or "pdd"
 
 
-def _facts(record: logging.LogRecord) -> dict[str, Any]:
+def facts(record: logging.LogRecord) -> dict[str, Any]:
+    """What `fields` put beside the message."""
     found: dict[str, Any] = getattr(record, "pdd_fields", {})
     return found
 
@@ -104,9 +107,9 @@ class TextFormatter(logging.Formatter):
         return f"{clock}.{int(record.msecs):03d} {record.levelname} {self._body(record)}"
 
     def _body(self, record: logging.LogRecord) -> str:
-        facts = "".join(f" {key}={value}" for key, value in _facts(record).items())
+        pairs = "".join(f" {key}={value}" for key, value in facts(record).items())
         trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
-        return f"{_component(record)}: {_message(record)}{facts}{trace}"
+        return f"{component(record)}: {message(record)}{pairs}{trace}"
 
 
 class JournalFormatter(TextFormatter):
@@ -127,9 +130,9 @@ class JsonFormatter(logging.Formatter):
         line = {
             "ts": round(record.created, 6),
             "level": record.levelname.lower(),
-            "component": _component(record),
-            "message": _message(record),
-            **_facts(record),
+            "component": component(record),
+            "message": message(record),
+            **facts(record),
         }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)

@@ -26,6 +26,7 @@ DOCUMENTS: dict[str, Any] = {
     "cancel": api.Cancelled,
     "peers": api.Peers,
     "transfers": api.TransferList,
+    "logs": api.Logs,
     "version": api.Version | printed.Versions,
     "events": api.EventLine,
     "problem": api.Problem,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdd import config_load, config_sources, log
+from pdd import config_load, config_sources, log, log_ring
 from pdd.commands import preflight
 from pdd.commands.common import Globals, print_json, require_native
 from pdd.commands.configure import toml_text
@@ -45,6 +45,7 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
         _show(options, config, origins)
         return 0
     log.setup(config.log.level, config.log.format)
+    log_ring.attach()
     for problem in problems:
         logging.getLogger("pdd").warning("%s", problem)
     from pdd.daemon.main import run

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pdd import metrics, units
 from pdd.control import events
 from pdd.control.schema import API_VERSION, OneRequest, Problem, Version
+from pdd.control.slow import SlowDocument
 from pdd.control.source import StatusSource
 from pdd.errors import BodyTooLarge, InvalidRequest, Overloaded, PddError
 
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 MAX_BODY = 1 << 20
 MAX_STREAMS = 64  # of one socket
+TOPOLOGY_SECONDS = 30.0  # how old the topology of an event stream may be
 MAX_DRAIN_SECONDS = 10**9  # beyond any drain, and a number that every clock takes
 STUCK_SECONDS = 600.0  # a client that reads nothing for so long is dropped; until then it holds 64 KiB
 ABORT = "pdd.abort"  # key in scope["state"]: drops the connection with what is unsent; set by server.py
@@ -56,7 +58,7 @@ def build(
     """
     routes = [
         *_read_routes(source, documents),
-        Route("/v1/events", _event_stream(source, documents, bell)),
+        Route("/v1/events", _event_stream(source, documents, bell, private=private)),
         *(_private_routes(source, documents, bell) if private else ()),
     ]
     handlers = {404: _not_found, 405: _wrong_method, PddError: _pdd_error, Exception: _bug}
@@ -88,8 +90,13 @@ def _read_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]
     ]
 
 
-def _event_stream(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> Any:
+def _event_stream(
+    source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell, *, private: bool
+) -> Any:
     num_streams = 0
+    topology = SlowDocument(source.topology, TOPOLOGY_SECONDS)
+    documents = {**documents, "topology": topology.latest}
+    known = [*documents, *(["logs"] if private else [])]
 
     async def counted(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         nonlocal num_streams
@@ -104,15 +111,21 @@ def _event_stream(source: StatusSource, documents: Mapping[str, Callable[[], Any
         if num_streams >= MAX_STREAMS:
             raise Overloaded(f"{num_streams} event streams are open on this socket", hint="End one; control.sock has its own.")
         topics = [topic for topic in request.query_params.get("topics", "status").split(",") if topic]
-        unknown = [topic for topic in topics if topic not in documents]
+        unknown = [topic for topic in topics if topic not in known]
         if unknown or not topics:
-            raise InvalidRequest(f"no such topic: {', '.join(unknown)}", hint=f"Topics: {', '.join(documents)}.")
+            raise InvalidRequest(f"no such topic: {', '.join(unknown)}", hint=f"Topics: {', '.join(known)}.")
         try:
             interval = units.parse_duration(request.query_params.get("interval", "1s"))
         except ValueError as error:
             raise InvalidRequest(f"interval: {error}") from None
         interval = min(max(interval, events.MIN_INTERVAL), events.MAX_INTERVAL)
-        lines = events.stream({topic: documents[topic] for topic in topics}, bell, source.status().boot_id, interval)
+        since = _since(request)
+        if "topology" in topics:
+            await topology.ready()
+        lines = events.stream(
+            {topic: documents[topic] for topic in topics if topic in documents}, bell, source.status().boot_id, interval,
+            source.logs if "logs" in topics else None, since,
+        )
         return StreamingResponse(counted(lines), media_type="application/x-ndjson")
 
     return event_stream
@@ -121,6 +134,9 @@ def _event_stream(source: StatusSource, documents: Mapping[str, Callable[[], Any
 def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell) -> list[Route]:
     async def config(request: HttpRequest) -> Response:
         return _json(source.config())
+
+    async def logs(request: HttpRequest) -> Response:
+        return _json(source.logs(_since(request)))
 
     async def one_request(request: HttpRequest) -> Response:
         found = source.request(request.path_params["id"])
@@ -148,6 +164,7 @@ def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], A
 
     return [
         Route("/v1/config", config, methods=["GET"]),
+        Route("/v1/logs", logs, methods=["GET"]),
         Route("/v1/requests/{id:path}", one_request, methods=["GET"]),
         Route("/v1/requests/{id:path}", cancel, methods=["DELETE"]),
         Route("/v1/drain", drain, methods=["POST"]),
@@ -231,6 +248,14 @@ async def _pdd_error(request: HttpRequest, error: Exception) -> Response:
 
 async def _bug(request: HttpRequest, error: Exception) -> Response:
     return _problem(500, "E001", f"{type(error).__name__}: {error}", hint="The daemon's log has the trace.")
+
+
+def _since(request: HttpRequest) -> int:
+    """The number of the last log record that the client has."""
+    text = request.query_params.get("since", "0")
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise InvalidRequest("since: it is the number of a log record", hint="0, or none, for all that are kept.")
+    return int(text)
 
 
 async def _body(request: HttpRequest) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
     {"type":"snapshot","seq":0,"ts":…,"ts_mono":…,"boot_id":"…","docs":{"status":{…}}}
     {"type":"delta","seq":1,"ts":…,"ts_mono":…,"docs":{"status":{"running":3,"pages":{…}}}}     changed members only
-    {"type":"heartbeat","seq":2,…}                                                              nothing changed
-    {"type":"stopping","seq":3,…}                                                               the last line
+    {"type":"logs","seq":2,…,"missed":0,"records":[…]}                                          of the topic logs
+    {"type":"heartbeat","seq":3,…}                                                              nothing changed
+    {"type":"stopping","seq":4,…}                                                               the last line
 
-A client merges a delta member by member. Nothing is queued for a client: each line is the difference between what
+A client merges a delta member by member; log records it appends. Nothing is queued for a client: each line is the difference between what
 that client was last sent and now, made when the client can take it. A slow reader therefore gets fewer, larger deltas
-and costs no memory.
+and costs no memory; of the log it is told how many records it missed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ HEARTBEAT_SECONDS = 10.0
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 60.0
 
 Documents = Mapping[str, Callable[[], Any]]  # topic → how to get its document
+GetLogs = Callable[[int], schema.Logs]  # the records after a number
 
 
 class Bell:
@@ -50,9 +52,11 @@ class Bell:
             return
 
 
-async def stream(documents: Documents, bell: Bell, boot_id: str, interval: float) -> AsyncIterator[bytes]:
-    """The lines for one client, until the bell's stop."""
-    seq = 0
+async def stream(
+    documents: Documents, bell: Bell, boot_id: str, interval: float, logs: GetLogs | None = None, since: int = 0
+) -> AsyncIterator[bytes]:
+    """The lines for one client, until the bell's stop. `logs`: where it wants log records, those after `since`."""
+    seq, last_record = 0, since
 
     def line(kind: type[schema.EventLine], **members: Any) -> bytes:
         nonlocal seq
@@ -60,8 +64,20 @@ async def stream(documents: Documents, bell: Bell, boot_id: str, interval: float
         seq += 1
         return msgspec.json.encode(made) + b"\n"
 
+    def new_records() -> bytes | None:
+        nonlocal last_record
+        if logs is None:
+            return None
+        found = logs(last_record)
+        if not found.records:
+            return None
+        last_record = found.records[-1].seq
+        return line(schema.LogsLine, missed=found.missed, records=found.records)
+
     sent = _members(documents)
     yield line(schema.SnapshotLine, boot_id=boot_id, docs=sent)
+    if (written := new_records()) is not None:
+        yield written
     last_line = time.monotonic()
     while not bell.stopping:
         await bell.wait(interval)
@@ -74,12 +90,15 @@ async def stream(documents: Documents, bell: Bell, boot_id: str, interval: float
         }
         changed = {topic: members for topic, members in changed.items() if members}
         sent = now
+        written = new_records()
+        if written is not None:
+            yield written
         if changed:
             yield line(schema.DeltaLine, docs=changed)
-        elif time.monotonic() - last_line >= HEARTBEAT_SECONDS - interval:
+        elif written is None:
+            if time.monotonic() - last_line < HEARTBEAT_SECONDS - interval:
+                continue
             yield line(schema.HeartbeatLine)
-        else:
-            continue
         last_line = time.monotonic()
     yield line(schema.StoppingLine)
 

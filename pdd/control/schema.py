@@ -263,6 +263,25 @@ class TransferList(msgspec.Struct, frozen=True, kw_only=True):
     transfers: tuple[Transfer, ...] = ()
 
 
+class LogRecord(msgspec.Struct, frozen=True, kw_only=True):
+    seq: int  # 1, 2, 3, ... in one life of the daemon
+    ts: float  # seconds since 1970
+    level: str  # debug, info, warning, error, critical
+    component: str
+    message: str
+    fields: dict[str, str | int | float | bool | None] = {}
+    trace: str | None = None
+
+
+class Logs(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest log records, the oldest first."""
+
+    schema: str = "pdd.logs/1"
+    boot_id: str = ""
+    missed: int = 0  # records after the one asked for that are not kept any more
+    records: tuple[LogRecord, ...] = ()
+
+
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "pdd.version/1"
     daemon: str
@@ -307,8 +326,15 @@ class HeartbeatLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="hea
     """Nothing changed for a while."""
 
 
+class LogsLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="logs"):
+    """Of the topic logs: what was logged since the line of this type before it."""
+
+    missed: int  # records in between that were not kept
+    records: tuple[LogRecord, ...]
+
+
 class StoppingLine(_Line, frozen=True, kw_only=True, tag_field="type", tag="stopping"):
     """The last line: the daemon stops."""
 
 
-EventLine = SnapshotLine | DeltaLine | HeartbeatLine | StoppingLine
+EventLine = SnapshotLine | DeltaLine | LogsLine | HeartbeatLine | StoppingLine

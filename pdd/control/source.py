@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from pdd.control.schema import Cancelled, Peers, Request, Requests, Status, TransferList
+from pdd.control.schema import Cancelled, Logs, Peers, Request, Requests, Status, TransferList
 
 
 class StatusSource(Protocol):
@@ -29,6 +29,9 @@ class StatusSource(Protocol):
 
     def config(self) -> dict[str, Any]:
         """A pdd.config/1 document (pdd.config_load.explained)."""
+
+    def logs(self, since: int) -> Logs:
+        """The log records kept after number `since`."""
 
     def metrics_text(self) -> str: ...
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pdd import config_load, metrics
+from pdd import config_load, log_ring, metrics
 from pdd.control import schema
 from pdd.daemon import request_ids, request_rows
 from pdd.daemon.latency import WINDOW_SECONDS
@@ -183,6 +183,16 @@ class Documents:
 
     def config(self) -> dict[str, Any]:
         return config_load.explained(self._node.config, self._node.origins)
+
+    def logs(self, since: int) -> schema.Logs:
+        ring = log_ring.attached()
+        kept, missed = ring.since(since) if ring is not None else ((), 0)
+        records = tuple(
+            schema.LogRecord(seq=each.seq, ts=each.ts, level=each.level, component=each.component, message=each.message,
+                             fields=each.fields, trace=each.trace)
+            for each in kept
+        )
+        return schema.Logs(boot_id=self._node.boot_id, missed=missed, records=records)
 
     def metrics_text(self) -> str:
         return self._node.metrics.text()

@@ -40,6 +40,11 @@ class FakeSource:
         self.drained_with: list[float | None] = []
         self.refuse_drain = False
         self.uptime = 12.0
+        self.records = [
+            schema.LogRecord(seq=1, ts=1796000000.25, level="info", component="daemon.node", message="loaded", fields={"pages": 64}),
+            schema.LogRecord(seq=2, ts=1796000001.5, level="warning", component="messenger.link", message="peer is silent",
+                             fields={"peer": "p0"}),
+        ]
         self.phase: str | None = "load"
         self.progress: float | None = 0.42
         self.drain_seconds_left: float | None = None
@@ -93,6 +98,9 @@ class FakeSource:
     def config(self) -> dict[str, Any]:
         loaded, origins = config_load.load(assignments=["kv.page_size=32"], demo=True, search=False, env={})
         return config_load.explained(loaded, origins)
+
+    def logs(self, since: int) -> schema.Logs:
+        return schema.Logs(boot_id="boot-1", records=tuple(each for each in self.records if each.seq > since))
 
     def metrics_text(self) -> str:
         return "pdd_batch_size 1.0\n"

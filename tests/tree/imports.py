@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    ("errors", "address", "config", "config_sources", "config_load", "units", "metrics", "log", "sdnotify", "states", "version"),
+    ("errors", "address", "config", "config_sources", "config_load", "units", "metrics", "log", "log_ring", "sdnotify", "states", "version"),
     ("topology",),
     ("fabric", "kv"),
     ("model",),
