@@ -29,12 +29,15 @@ _WITHOUT_VALUE = ("--json", "--quiet", "--verbose", "--version")
 _PLAIN = ("status", "requests", "peers", "transfers", "topology", "version")
 
 
-def split(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The global options of a command line (long name → value, "" for a switch), and the other words in their order.
+_REPEATED = ("--instance", "--socket")
+
+
+def split(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """The global options of a command line (long name → values, "" for a switch), and the other words in their order.
 
     What follows `--` is left alone. Raises UsageError for a missing value.
     """
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     rest: list[str] = []
     waiting = iter(words)
     for word in waiting:
@@ -44,36 +47,36 @@ def split(words: list[str]) -> tuple[dict[str, str], list[str]]:
         option, equals, value = word.partition("=")
         option = _LONG.get(option, option)
         if option in _WITHOUT_VALUE and not equals:
-            found[option] = ""
+            found[option] = [""]
         elif option in _WITH_VALUE:
             given = value if equals else next(waiting, None)
             if given is None:
                 raise UsageError(f"option {word} needs a value", hint="See `pdd --help`.")
-            found[option] = given
+            found[option] = [*found.get(option, ()), given] if option in _REPEATED else [given]
         else:
             rest.append(word)
     return found, rest
 
 
-def read_globals(found: dict[str, str]) -> Globals:
-    color = found.get("--color", "auto")
+def read_globals(found: dict[str, list[str]]) -> Globals:
+    def one(option: str) -> str | None:
+        return found[option][0] if option in found else None
+
+    color = "auto" if one("--color") is None else one("--color")
     if color not in ("auto", "always", "never"):
         raise UsageError(f'--color: "{color}" is none of auto, always, never')
+    config, run_dir = one("--config"), one("--run-dir")
     return Globals(
-        config=_path(found, "--config"),
-        instance=found.get("--instance"),
-        run_dir=_path(found, "--run-dir"),
-        socket=_path(found, "--socket"),
+        config=None if config is None else Path(config),
+        instances=tuple(found.get("--instance", ())),
+        run_dir=None if run_dir is None else Path(run_dir),
+        sockets=tuple(Path(path) for path in found.get("--socket", ())),
         json="--json" in found,
         color=color,
         quiet="--quiet" in found,
         verbose="--verbose" in found,
-        timeout=duration(found.get("--timeout"), "--timeout"),
+        timeout=duration(one("--timeout"), "--timeout"),
     )
-
-
-def _path(found: dict[str, str], option: str) -> Path | None:
-    return Path(found[option]) if option in found else None
 
 
 def _plain(options: Globals, command: str) -> None:

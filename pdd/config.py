@@ -291,7 +291,7 @@ class Top(Section):
 
     interval: Duration = Field(default=1.0, ge=0.25, le=10, description="Time between two pictures, 250ms to 10s.")
     ascii: bool = Field(default=False, description="Draw with ASCII characters only.")
-    theme: Literal["auto", "dark", "light"] = Field(default="auto", description="Colours. auto: dark.")
+    theme: Literal["auto", "dark", "light"] = Field(default="auto", description="Colours. auto: the terminal's own.")
 
 
 class Debug(Section):

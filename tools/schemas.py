@@ -27,6 +27,7 @@ DOCUMENTS: dict[str, Any] = {
     "peers": api.Peers,
     "transfers": api.TransferList,
     "logs": api.Logs,
+    "waterfall": api.Waterfall,
     "version": api.Version | printed.Versions,
     "events": api.EventLine,
     "problem": api.Problem,
@@ -34,6 +35,7 @@ DOCUMENTS: dict[str, Any] = {
     "config": printed.Settings,
     "config_check": printed.ConfigCheck,
     "model_import": printed.ModelImport,
+    "recording": printed.Recording | printed.Recorded,
     "topology_export": printed.TopologyExport,
     "topology": printed.Topology,
     "bench_kv": bench.Report,
@@ -43,7 +45,8 @@ DOCUMENTS: dict[str, Any] = {
 def schema_text(name: str) -> str:
     """The JSON Schema (2020-12) of one document, as it stands in docs/api."""
     kinds = DOCUMENTS[name]
-    parts = kinds.__args__ if name == "version" else (kinds,)  # two shapes that msgspec cannot tell apart by itself
+    alike = ("version", "recording")  # two shapes that msgspec cannot tell apart by itself
+    parts = kinds.__args__ if name in alike else (kinds,)
     shapes, components = msgspec.json.schema_components(parts, ref_template="#/$defs/{name}")
     found = shapes[0] if len(shapes) == 1 else {"anyOf": list(shapes)}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"pdd.{name}/1"}

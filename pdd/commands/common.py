@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pdd import units
 from pdd.control import paths
@@ -33,14 +33,23 @@ class Globals:
     """The options that may stand before or after any command."""
 
     config: Path | None = None
-    instance: str | None = None
+    instances: tuple[str, ...] = ()
     run_dir: Path | None = None
-    socket: Path | None = None
+    sockets: tuple[Path, ...] = ()
     json: bool = False
     color: str = "auto"
     quiet: bool = False
     verbose: bool = False
     timeout: float | None = None
+
+    @property
+    def instance(self) -> str | None:
+        """The one that was named. Raises UsageError for several, which only `pdd top` takes."""
+        return _only("-i", self.instances)
+
+    @property
+    def socket(self) -> Path | None:
+        return _only("--socket", self.sockets)
 
     def client(self, timeout: float = 2.0) -> Client:
         """The chosen daemon. `timeout`: seconds to wait for an answer when --timeout does not say."""
@@ -51,10 +60,7 @@ class Globals:
     def instance_dir(self) -> Path:
         """RUN_DIR/NAME: of -i, else of PDD_NODE__NAME, else the only instance there is (the only one that answers, where
         others left their sockets behind), else that of the host name."""
-        configured_dir = None if self.run_dir else configured(self.config, "control.dir")
-        chosen = self.run_dir or (Path(configured_dir) if configured_dir else None)
-        run_dirs = [chosen] if chosen else paths.run_dirs()
-        found = {name: run_dir / name for run_dir in reversed(run_dirs) for name in paths.instances(run_dir)}
+        run_dirs, found = self._found()
         name = self.instance or os.environ.get("PDD_NODE__NAME")
         if name is None and self.socket is None:
             host = socket.gethostname().split(".")[0]
@@ -67,6 +73,33 @@ class Globals:
                 )
             name = next(iter(found)) if len(found) == 1 else host
         return found.get(name or "", run_dirs[0] / (name or ""))
+
+    def instance_dirs(self) -> list[Path]:
+        """Of all that -i names, else of all that answer, else of the one that `instance_dir` finds."""
+        run_dirs, found = self._found()
+        if len(self.instances) > 1:
+            return [found.get(name, run_dirs[0] / name) for name in self.instances]
+        if not self.instances and not os.environ.get("PDD_NODE__NAME"):
+            alive = [at for _, at in sorted(found.items()) if paths.answers(at)]
+            if len(alive) > 1:
+                return alive
+        return [self.instance_dir()]
+
+    def _found(self) -> tuple[list[Path], dict[str, Path]]:
+        """Where nodes of this machine may be, and those that have a socket, by name."""
+        configured_dir = None if self.run_dir else configured(self.config, "control.dir")
+        chosen = self.run_dir or (Path(configured_dir) if configured_dir else None)
+        run_dirs = [chosen] if chosen else paths.run_dirs()
+        return run_dirs, {name: at / name for at in reversed(run_dirs) for name in paths.instances(at)}
+
+
+_Named = TypeVar("_Named")
+
+
+def _only(option: str, given: tuple[_Named, ...]) -> _Named | None:
+    if len(given) > 1:
+        raise UsageError(f"{option} is given {len(given)} times", hint="Only `pdd top` looks at several nodes.")
+    return given[0] if given else None
 
 
 def configured(file: Path | None, key: str) -> str | None:

@@ -164,3 +164,20 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     pairs: tuple[TopologyPair, ...]
     rails: tuple[TopologyRail, ...]
     findings: tuple[TopologyFinding, ...]
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """The first line of what `pdd top --record` writes."""
+
+    schema: str = "pdd.recording/1"
+    started_at: float  # seconds since 1970
+    nodes: tuple[str, ...]
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """Each other line: one of pdd.events/1, or why there was none."""
+
+    at: float  # seconds since the beginning
+    node: str
+    line: dict[str, Any] | None = None
+    lost: str | None = None

@@ -63,12 +63,14 @@ def root(
     ctx: typer.Context,
     config: Annotated[Path | None, typer.Option("-c", "--config", metavar="FILE", help="The settings file.")] = None,
     instance: Annotated[
-        str | None, typer.Option("-i", "--instance", metavar="NAME", help="Which node of this machine.")
+        list[str] | None, typer.Option("-i", "--instance", metavar="NAME", help="Which node of this machine.")
     ] = None,
     run_dir: Annotated[
         Path | None, typer.Option("--run-dir", metavar="DIR", help="Where the nodes' sockets lie.")
     ] = None,
-    socket: Annotated[Path | None, typer.Option("--socket", metavar="PATH", help="Use this socket instead.")] = None,
+    socket: Annotated[
+        list[Path] | None, typer.Option("--socket", metavar="PATH", help="Use this socket instead; top takes several.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     color: Annotated[str, typer.Option("--color", metavar="WHEN", help="auto, always or never.")] = "auto",
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No messages, only data and errors.")] = False,
@@ -212,11 +214,52 @@ def top(
     count: Annotated[int | None, typer.Option("--count", metavar="N", min=1, help="Print that many pictures and exit.")] = None,
     interval: Annotated[str | None, typer.Option("--interval", metavar="TIME", help="Time between pictures.")] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="ASCII characters only.")] = False,
+    tab: Annotated[str, typer.Option("--tab", metavar="NAME", help="The screen to begin with.")] = "overview",
+    rows: Annotated[str, typer.Option("--filter", metavar="EXPR", help="Only rows of that screen that match.")] = "",
+    record: Annotated[
+        Path | None, typer.Option("--record", metavar="FILE", help="Write what comes to FILE, for --replay.")
+    ] = None,
+    replay: Annotated[Path | None, typer.Option("--replay", metavar="FILE", help="Show a recording.")] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option("--host", metavar="URL", help="A node elsewhere: ssh://[USER@]HOST[:PORT][/INSTANCE]; repeatable."),
+    ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="Allow keys that change a node.")] = False,
 ) -> None:
-    """The node live, on a full screen."""
+    """One node or several live, on a full screen."""
+    from pdd.commands.top import TopOptions
     from pdd.commands.top import top as run
 
-    run(ctx.obj, once, count, duration(interval, "--interval"), ascii_only)
+    seconds = duration(interval, "--interval")
+    run(ctx.obj, TopOptions(once, count, seconds, ascii_only, tab, rows, record, replay, host or (), admin))
+
+
+@app.command()
+def events(
+    ctx: typer.Context,
+    topic: Annotated[
+        str, typer.Option("--topic", metavar="NAMES", help="status, transfers, requests, peers, topology, logs.")
+    ] = "",
+    interval: Annotated[str | None, typer.Option("--interval", metavar="TIME", help="Time between lines.")] = None,
+) -> None:
+    """What the node says as it happens, one JSON object a line."""
+    from pdd.commands.follow import events as run
+
+    run(ctx.obj, [name for name in topic.split(",") if name], duration(interval, "--interval"))
+
+
+@app.command()
+def logs(
+    ctx: typer.Context,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is logged from now on.")] = False,
+    level: Annotated[str, typer.Option("--level", metavar="LEVEL", help="This and worse.")] = "debug",
+    grep: Annotated[str | None, typer.Option("--grep", metavar="EXPR", help="Only lines that match.")] = None,
+    since: Annotated[int, typer.Option("--since", metavar="SEQ", min=0, help="After the record of that number.")] = 0,
+) -> None:
+    """The node's latest log records."""
+    from pdd.commands.follow import logs as run
+
+    run(ctx.obj, follow, level, grep, since)
 
 
 @app.command(cls=_Command, epilog=_OF_A_NODE)

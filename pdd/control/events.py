@@ -6,9 +6,9 @@
     {"type":"heartbeat","seq":3,…}                                                              nothing changed
     {"type":"stopping","seq":4,…}                                                               the last line
 
-A client merges a delta member by member; log records it appends. Nothing is queued for a client: each line is the difference between what
-that client was last sent and now, made when the client can take it. A slow reader therefore gets fewer, larger deltas
-and costs no memory; of the log it is told how many records it missed.
+A client merges a delta member by member; log records it appends. Nothing is queued for a client: each line is the
+difference between what that client was last sent and now, made when the client can take it. A slow reader therefore
+gets fewer, larger deltas and costs no memory; of the log it is told how many records it missed.
 """
 
 from __future__ import annotations

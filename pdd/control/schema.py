@@ -282,6 +282,33 @@ class Logs(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[LogRecord, ...] = ()
 
 
+class WaterfallCell(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer of one chunk. Seconds since the beginning of the transfer; null: not yet, or not known on this side."""
+
+    chunk: int
+    layer: int
+    compute_begin_seconds: float | None = None
+    compute_end_seconds: float | None = None  # the layer counter moved
+    armed_seconds: float | None = None
+    posted_seconds: float | None = None  # the first write
+    landed_seconds: float | None = None  # the last completion, on a decoder the last unit
+
+
+class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
+    """The transfer of one prompt, layer by chunk. As the topic `waterfall` of an event stream: the latest that ended."""
+
+    schema: str = "pdd.waterfall/1"
+    id: str  # of the request, as in pdd.request/1
+    peer: str | None = None
+    direction: str | None = None  # out, in
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float | None = None  # from its beginning to whole
+    exposed_seconds: float | None = None
+    hidden_ratio: float | None = None
+    cells: tuple[WaterfallCell, ...] = ()
+
+
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "pdd.version/1"
     daemon: str

@@ -1,14 +1,16 @@
 """Lines of styled text and what they are made of: cuts, boxes, charts. Pure; every character is one cell wide.
 
+Text of others (names, messages) passes through `fit`, which shows what is not one printable cell wide as "?".
 `Glyphs` holds what differs between Unicode and `--ascii`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 from collections.abc import Sequence
 
-Span = tuple[str, str]  # text, style: "", title, good, warn, bad, dim
+Span = tuple[str, str]  # text, style: "", title, good, warn, bad, dim, pick (the selected row)
 Line = list[Span]
 
 
@@ -21,25 +23,48 @@ class Glyphs:
     used: str
     held: str
     free: str
+    phases: str  # of a request: queued, prefill, kv, decode
+    up: str  # sorted from the smallest
+    down: str
+    more: str  # the text was cut
+    is_ascii: bool = False
 
 
-UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", "┌┐└┘", "─", "│", "█", "▒", "░")
-ASCII = Glyphs(" .:-=+*%#", "++++", "-", "|", "#", "=", ".")
+UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", "┌┐└┘", "─", "│", "█", "▒", "░", "░▒▓█", "▲", "▼", "…")
+ASCII = Glyphs(" .:-=+*%#", "++++", "-", "|", "#", "=", ".", ".:=#", "^", "v", "~", is_ascii=True)
 
 
 def say(text: str, style: str = "") -> Line:
     return [(text, style)]
 
 
-def fit(line: Line, width: int) -> Line:
-    """`line` cut or padded to `width` cells. Every character used here is one cell wide."""
+def clean(text: str, glyphs: Glyphs = UNICODE) -> str:
+    """`text` in characters of one cell each."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char if _one_cell(char, glyphs.is_ascii) else "?" for char in text)
+
+
+def _one_cell(char: str, only_ascii: bool) -> bool:
+    if char.isascii() or only_ascii:
+        return char.isascii() and char.isprintable()
+    return char.isprintable() and not unicodedata.combining(char) and unicodedata.east_asian_width(char) not in "WF"
+
+
+def fit(line: Line, width: int, glyphs: Glyphs = UNICODE) -> Line:
+    """`line` cut or padded to `width` cells."""
     cut: Line = []
     room = width
     for part, style in line:
-        part = "".join(char if char.isprintable() else "?" for char in part)[:room]
+        part = clean(part, glyphs)[:room]
         cut.append((part, style))
         room -= len(part)
     return [*cut, (" " * room, "")] if room else cut
+
+
+def short(text: str, width: int, glyphs: Glyphs) -> str:
+    """`text` cut to `width`; a sign at its end where something is missing."""
+    return text if len(text) <= width else text[: max(width - 1, 0)] + glyphs.more
 
 
 def whole(fields: Sequence[str], room: int) -> str:
@@ -79,7 +104,7 @@ def panel(title: str, lines: Sequence[Line], foot: str, width: int, glyphs: Glyp
     edge = glyphs.horizontal
     return [
         [(f"{left_top} ", "dim"), (title, "title"), (" " + edge * (inner - len(title)) + right_top, "dim")],
-        *([(f"{glyphs.vertical} ", "dim"), *fit(line, inner), (f" {glyphs.vertical}", "dim")] for line in lines),
+        *([(f"{glyphs.vertical} ", "dim"), *fit(line, inner, glyphs), (f" {glyphs.vertical}", "dim")] for line in lines),
         [
             (f"{left_bottom} {foot} " if foot else left_bottom + edge * 2, "dim"),
             (edge * (inner - len(foot)) + right_bottom, "dim"),

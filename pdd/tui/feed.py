@@ -1,60 +1,118 @@
-"""Follows a daemon's event stream in a thread of its own, for ever: a daemon that is lost is asked again until it is
-back.
+"""Follows sources in threads of their own, for ever: a daemon that is lost is asked again until it is back.
 
-What comes is handed to `deliver(line)`, a loss to `lost(reason)`; both are called on the feed's thread and must only
-pass the news on. Setting `interval` takes effect with the next line.
+What comes is put into one inbox as News, in the order of its arrival; the owner of the states takes it from there.
+`on_news` is called on the thread that brings it, once until the inbox is emptied, and must only wake the owner.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pdd.control.client import Client
-from pdd.errors import ControlError
-from pdd.units import format_duration
+from pdd.errors import ControlError, DaemonNotRunning
+from pdd.tui.sources import Source
 
 _RETRY_SECONDS = 0.5
-_SILENCE_SECONDS = 2.0  # beyond the interval, then the connection counts as lost
+_MOST_RETRY_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class News:
+    """One line of a node, or why there is none."""
+
+    label: str
+    line: dict[str, Any] | None = None
+    error: ControlError | None = None
+
+
+class Inbox:
+    """Any thread puts, one takes."""
+
+    def __init__(self) -> None:
+        self.on_news: Callable[[], None] | None = None
+        self._waiting: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._woken = threading.Event()
+
+    def put(self, news: News) -> None:
+        self._waiting.put(news)
+        if not self._woken.is_set():
+            self._woken.set()
+            if self.on_news is not None:
+                self.on_news()
+
+    def take(self) -> list[News]:
+        """Everything that waits."""
+        self._woken.clear()
+        found = []
+        while True:
+            try:
+                found.append(self._waiting.get_nowait())
+            except queue.Empty:
+                return found
+
+    def wait(self, seconds: float) -> list[News]:
+        """At least one piece of news, or none after `seconds`."""
+        try:
+            first = self._waiting.get(timeout=max(seconds, 0.0))
+        except queue.Empty:
+            return []
+        return [first, *self.take()]
 
 
 class Feed(threading.Thread):
-    """Ends with the process (a blocked read is not waited for), or at the next line after `stop`."""
+    """One source. Ends with the process (a blocked read is not waited for), or at the next line after `stop`."""
 
-    def __init__(
-        self, client: Client, interval: float, deliver: Callable[[dict[str, Any]], None], lost: Callable[[str], None]
-    ) -> None:
-        super().__init__(name="pdd-top-feed", daemon=True)
-        self.interval = interval
-        self._client = client
-        self._deliver = deliver
-        self._lost = lost
-        self._stop = threading.Event()
+    def __init__(self, source: Source, interval: float, inbox: Inbox) -> None:
+        super().__init__(name=f"pdd-top-{source.label}", daemon=True)
+        self.interval = interval  # may be set: the next line is the last at the old one
+        self._source = source
+        self._inbox = inbox
+        self._halt = threading.Event()
 
     def stop(self) -> None:
-        self._stop.set()
+        self._halt.set()
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        pause = _RETRY_SECONDS
+        while not self._halt.is_set():
             try:
-                self._follow()
+                if self._follow():
+                    pause = _RETRY_SECONDS
+                continue
             except ControlError as error:
-                self._lost(error.message)
-                self._stop.wait(_RETRY_SECONDS)
+                self._lose(error)
+            self._halt.wait(pause)
+            pause = min(pause * 1.5, _MOST_RETRY_SECONDS)
 
-    def _follow(self) -> None:
-        """Delivers lines until the interval changes or the daemon stops."""
-        interval = self.interval
-        url = f"/v1/events?topics=status&interval={format_duration(interval)}"
-        lines = self._client.stream(url, idle_timeout=interval + _SILENCE_SECONDS)
+    def _lose(self, error: ControlError) -> None:
+        self._inbox.put(News(self._source.label, error=error))
+
+    def _follow(self) -> bool:
+        """Delivers lines until the interval changes or the daemon stops. Whether there were any."""
+        interval, any_line = self.interval, False
+        lines = self._source.lines(interval)
         for line in lines:
-            if self._stop.is_set():
-                return
-            if line["type"] == "stopping":
+            if self._halt.is_set() or line["type"] == "stopping":
                 break
-            self._deliver(line)
+            any_line = True
+            self._inbox.put(News(self._source.label, line))
             if self.interval != interval:
-                return
-        self._lost("the daemon stopped")
-        self._stop.wait(_RETRY_SECONDS)
+                break
+        else:
+            line = {"type": "stopping"}
+        close = getattr(lines, "close", None)
+        if close is not None:
+            close()
+        if not self._halt.is_set() and line["type"] == "stopping":
+            raise DaemonNotRunning("the daemon stopped")
+        return any_line
+
+
+def start(sources: Sequence[Source], interval: float, inbox: Inbox) -> list[Feed]:
+    feeds = [Feed(source, interval, inbox) for source in sources]
+    for feed in feeds:
+        feed.start()
+    return feeds

@@ -175,8 +175,8 @@ def test_nodes_of_systemd_are_found_beside_ones_own(tmp_path: Path, monkeypatch:
     monkeypatch.delenv("PDD_NODE__NAME", raising=False)
     (system / "d0").mkdir(parents=True)
     (system / "d0" / "status.sock").touch()
-    assert Globals().instance_dir() == Globals(instance="d0").instance_dir() == system / "d0"
-    assert Globals(instance="nope").instance_dir() == own / "nope"
+    assert Globals().instance_dir() == Globals(instances=("d0",)).instance_dir() == system / "d0"
+    assert Globals(instances=("nope",)).instance_dir() == own / "nope"
     assert Globals(run_dir=own).instance_dir().parent == own
     (own / "d0").mkdir(parents=True)
     (own / "d0" / "status.sock").touch()
@@ -365,7 +365,7 @@ def test_help_without_a_command_is_whole(pdd: Pdd, words: tuple[str, ...], last:
 
 def test_global_options_and_nothing_else_are_taken_out() -> None:
     words = ["status", "-i", "d0", "--wait", "ready", "--timeout=5s", "--json"]
-    assert cli.split(words) == ({"--instance": "d0", "--timeout": "5s", "--json": ""}, ["status", "--wait", "ready"])
+    assert cli.split(words) == ({"--instance": ["d0"], "--timeout": ["5s"], "--json": [""]}, ["status", "--wait", "ready"])
     assert cli.split(["serve", "--set", "a.b=c", "--", "-i", "x"]) == ({}, ["serve", "--set", "a.b=c", "--", "-i", "x"])
     with pytest.raises(UsageError, match="-i needs a value"):
         cli.split(["status", "-i"])

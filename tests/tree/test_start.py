@@ -43,7 +43,7 @@ def test_light(code: str) -> None:
 def test_a_picture_of_top_needs_no_textual() -> None:
     code = "from pdd import cli; assert cli.run(['--run-dir', '/nonexistent', '-i', 'x', 'top', '--once']) == 3"
     found = imported(code)
-    assert "pdd.tui.view" in found
+    assert "pdd.tui.frame" in found
     assert "textual" not in found
 
 

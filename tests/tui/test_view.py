@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from pdd.metrics import PAGE_STATES
-from pdd.tui import draw, view
-from pdd.tui.rates import History
+from pdd.tui import draw, frame
+from pdd.tui.node import NodeState
+from pdd.tui.scene import Scene
 from tests.tui.frames import check_frame, recorded, scene_of
 
 SIZES = [(80, 24), (100, 30), (160, 48), (200, 60), (50, 12)]
@@ -18,36 +19,37 @@ SIZES = [(80, 24), (100, 30), (160, 48), (200, 60), (50, 12)]
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_frame_at_each_size(width: int, height: int) -> None:
-    lines = view.frame(scene_of(recorded()), width, height)
+    lines = frame.frame(scene_of(recorded()), width, height)
     assert [sum(len(text) for text, _ in line) for line in lines] == [width] * height
-    check_frame(f"view-{width}x{height}", view.text(lines))
+    check_frame(f"view-{width}x{height}", frame.text(lines))
 
 
 def test_ascii_frame() -> None:
-    text = view.text(view.frame(scene_of(recorded()), 80, 24, draw.ASCII))
+    text = frame.text(frame.frame(scene_of(recorded()), 80, 24, draw.ASCII))
     assert text.isascii()
     check_frame("view-ascii-80x24", text)
 
 
 def test_a_lost_daemon_is_a_banner_over_the_last_picture() -> None:
-    scene = dataclasses.replace(scene_of(recorded(), age=7.0), lost="the daemon stopped")
-    text = view.text(view.frame(scene, 80, 24))
+    scene = scene_of(recorded(), age=7.0)
+    scene.nodes[0].lose("the daemon stopped")
+    text = frame.text(frame.frame(scene, 80, 24))
     assert "LOST" in text
-    assert "the daemon stopped; last seen 7.0s ago; trying again" in text
+    assert "last seen 7.0s ago, trying again: the daemon stopped" in text
     assert "decode" in text  # the last picture stays
 
 
 def test_old_data_is_called_stale() -> None:
-    assert "STALE" not in view.text(view.frame(scene_of(recorded(), age=1.0), 80, 24))
-    stale = view.text(view.frame(scene_of(recorded(), age=1.9), 80, 24))
+    assert "STALE" not in frame.text(frame.frame(scene_of(recorded(), age=1.0), 80, 24))
+    stale = frame.text(frame.frame(scene_of(recorded(), age=1.9), 80, 24))
     assert "STALE" in stale
     assert "no answer for 1.9s" in stale
 
 
 def test_data_asked_for_at_a_longer_interval_is_not_stale_at_a_shorter_one() -> None:
     scene = dataclasses.replace(scene_of(recorded(), age=5.0), interval=0.5)
-    assert view.is_stale(scene)
-    assert not view.is_stale(dataclasses.replace(scene, patience=10.0))
+    assert scene.is_stale(scene.nodes[0])
+    assert not dataclasses.replace(scene, patience=10.0).is_stale(scene.nodes[0])
 
 
 @pytest.mark.parametrize("width", range(80, 101))
@@ -58,7 +60,7 @@ def test_a_number_is_shown_whole_or_not_at_all(width: int) -> None:
     status |= {"max_batch_size": 2048}
     for way in ("bytes_per_second", "bytes_received_per_second"):
         status["rates"]["1s"][way] = 38.2e9
-    text = view.text(view.frame(scene_of(lines[:1]), width, 24))
+    text = frame.text(frame.frame(scene_of(lines[:1]), width, 24))
     for label, number in (("up", r"3h12m\s"), ("in", "38.2 GB/s"), ("out", "38.2 GB/s")):
         assert re.search(f" {label} {number}", text), text
     assert not re.search(r"max (?!1 024 )", text), text
@@ -74,7 +76,7 @@ PAGES = {"total": 6_000_021, "free": 1_234_567, "cached": 999_999, "reserved": 1
 def test_page_counts_are_never_cut(width: int, quarantined: int) -> None:
     lines = recorded()
     lines[0]["docs"]["status"] |= {"pages": {**PAGES, "quarantined": quarantined}, "running": 1_234_567}
-    text = view.text(view.frame(scene_of(lines[:1]), width, 24))
+    text = frame.text(frame.frame(scene_of(lines[:1]), width, 24))
     panel = "\n".join(row.rsplit("││", 1)[-1].rsplit("┐┌", 1)[-1] for row in text.splitlines())
     assert " pages  6 000 021 ─" in panel
     for state in PAGE_STATES:
@@ -91,7 +93,7 @@ def test_page_counts_of_a_small_pool_are_exact(width: int) -> None:
     lines = recorded()
     pages = {"total": 99_999, "free": 60_000, "cached": 1000, "reserved": 500, "running": 38_000, "sending": 490, "quarantined": 9}
     lines[0]["docs"]["status"] |= {"pages": pages}
-    text = view.text(view.frame(scene_of(lines[:1]), width, 24))
+    text = frame.text(frame.frame(scene_of(lines[:1]), width, 24))
     for shown in ("free 60 000 ", "cached 1 000 ", "reserved 500 ", "sending 490 ", "quarantined 9 "):
         assert shown in text
     assert re.search("running 38( 000|k|.0k) ", text)
@@ -99,7 +101,7 @@ def test_page_counts_of_a_small_pool_are_exact(width: int) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (80, 40), (120, 40), (160, 48), (200, 60)])
 def test_the_charts_take_the_rows_that_are_left(width: int, height: int) -> None:
-    rows = view.text(view.frame(scene_of(recorded()), width, height)).splitlines()
+    rows = frame.text(frame.frame(scene_of(recorded()), width, height)).splitlines()
     blank = [row for row in rows if not row.strip()]
     assert (len(rows), blank) == (height, [])
 
@@ -109,7 +111,7 @@ def test_problems_are_not_pushed_out_by_many_peers() -> None:
     status = lines[0]["docs"]["status"]
     status |= {"peers": status["peers"][:1] * 128, "reasons": ["no prefiller is up"]}
     for width, height in ((80, 24), (60, 24), (160, 48)):
-        text = view.text(view.frame(scene_of(lines[:1]), width, height))
+        text = frame.text(frame.frame(scene_of(lines[:1]), width, height))
         assert "! no prefiller is up" in text
         listed = text.count(status["peers"][0]["name"][:14])
         assert f"and {128 - listed} more; `pdd peers` lists all" in text
@@ -121,7 +123,7 @@ def test_a_picture_for_a_pipe_is_as_tall_as_it_needs_to_be(num_peers: int, width
     lines = recorded()
     status = lines[0]["docs"]["status"]
     status |= {"peers": status["peers"][:1] * num_peers}
-    rows = view.text(view.picture(scene_of(lines[:1]), width)).splitlines()
+    rows = frame.text(frame.picture(scene_of(lines[:1]), width)).splitlines()
     assert all(row.strip() for row in rows)
     assert sum(row.startswith(" p0 ") for row in rows) == num_peers
     assert ("no peers" in rows[-1]) == (num_peers == 0)
@@ -129,7 +131,7 @@ def test_a_picture_for_a_pipe_is_as_tall_as_it_needs_to_be(num_peers: int, width
 
 
 def test_nothing_yet() -> None:
-    assert "waiting for the first picture" in view.text(view.frame(view.Scene(History(), 0.0, "", 1.0), 80, 24))
+    assert "waiting for the first picture" in frame.text(frame.frame(Scene((NodeState(),), 0.0, "", 1.0), 80, 24))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_nothing_yet() -> None:
 )
 def test_no_size_crashes(width: int, height: int) -> None:
     for shown in (recorded(), []):
-        lines = view.frame(scene_of(shown), width, height)
+        lines = frame.frame(scene_of(shown), width, height)
         assert len(lines) == (height if width else 0)
         assert all(sum(len(text) for text, _ in line) == width for line in lines)
 
@@ -147,9 +149,9 @@ def test_many_peers_and_hostile_names_stay_inside_the_window() -> None:
     status = lines[0]["docs"]["status"]
     peer = {**status["peers"][0], "name": "p\x1b[31m\n" * 20, "error": "x" * 500}
     status["peers"] = [peer] * 128
-    drawn = view.frame(scene_of(lines[:1]), 80, 24)
+    drawn = frame.frame(scene_of(lines[:1]), 80, 24)
     assert len(drawn) == 24
-    text = view.text(drawn)
+    text = frame.text(drawn)
     assert "\x1b" not in text
     assert all(len(line) <= 80 for line in text.splitlines())
 
@@ -158,7 +160,7 @@ def test_every_color_stands_beside_a_sign() -> None:
     """A state that is bad reads as bad without its style."""
     lines = recorded()
     lines[0]["docs"]["status"] |= {"state": "not_ready", "reasons": ["no prefiller is up"]}
-    text = view.text(view.frame(scene_of(lines[:1]), 80, 24))
+    text = frame.text(frame.frame(scene_of(lines[:1]), 80, 24))
     assert "NOT_READY" in text
     assert "! no prefiller is up" in text
 
@@ -177,42 +179,42 @@ def test_a_chart_of_several_rows_stands_on_the_lowest() -> None:
     assert draw.spark([1, 2], 2, draw.ASCII, 2) == [".#", "##"]
 
 
-# -- history -----------------------------------------------------------------------------------------------------------
+# -- node -----------------------------------------------------------------------------------------------------------
 def test_bytes_between_two_samples_are_in_the_peak() -> None:
     """The daemon's rate is of the last second; a picture may come every ten."""
-    history = History()
+    node = NodeState()
     status = recorded()[0]["docs"]["status"]
     rates = {**status["rates"]["1s"], "bytes_per_second": 3.0, "bytes_received_per_second": 4.0}
-    history.apply({"type": "snapshot", "docs": {"status": {**status, "rates": {"1s": rates, "10s": rates}}}}, 0.0)
+    node.apply({"type": "snapshot", "docs": {"status": {**status, "rates": {"1s": rates, "10s": rates}}}}, 0.0)
     sent = {**status["transfers"], "bytes": 600, "bytes_received": 400}
-    history.apply({"type": "delta", "docs": {"status": {"transfers": sent}}}, 0.5)  # within the second of the rate
-    history.apply({"type": "delta", "docs": {"status": {"batch_size": 1}}}, 10.0)
-    history.apply({"type": "delta", "docs": {"status": {"batch_size": 2}}}, 20.0)
-    assert list(history.moved) == [7.0, 7.0, 100.0, 7.0]
+    node.apply({"type": "delta", "docs": {"status": {"transfers": sent}}}, 0.5)  # within the second of the rate
+    node.apply({"type": "delta", "docs": {"status": {"batch_size": 1}}}, 10.0)
+    node.apply({"type": "delta", "docs": {"status": {"batch_size": 2}}}, 20.0)
+    assert list(node.moved) == [7.0, 7.0, 100.0, 7.0]
 
 
 def test_deltas_merge_member_by_member() -> None:
-    history = History()
+    node = NodeState()
     lines = recorded()
     for line in lines:
-        history.apply(line, 1.0)
-    assert history.status is not None
-    assert history.status["epoch"] == lines[0]["docs"]["status"]["epoch"]
-    assert history.status["batch_size"] == lines[-1]["docs"]["status"]["batch_size"]
-    assert len(history.moved) == len(lines)
+        node.apply(line, 1.0)
+    assert node.status is not None
+    assert node.status["epoch"] == lines[0]["docs"]["status"]["epoch"]
+    assert node.status["batch_size"] == lines[-1]["docs"]["status"]["batch_size"]
+    assert len(node.moved) == len(lines)
 
 
 def test_a_restart_leaves_a_gap() -> None:
-    history = History()
+    node = NodeState()
     first, second = recorded()[0], recorded()[0]
-    history.apply(first, 1.0)
-    second["docs"]["status"]["boot_id"] = "another"
-    history.apply(second, 2.0)
-    assert list(history.batch)[1] is None
-    assert list(history.moved)[1] is None
+    node.apply(first, 1.0)
+    second["boot_id"] = "another"
+    node.apply(second, 2.0)
+    assert list(node.batch)[1] is None
+    assert list(node.moved)[1] is None
     heartbeat = {"type": "heartbeat", "seq": 1}
-    history.apply(heartbeat, 9.0)
-    assert history.updated == 9.0
+    node.apply(heartbeat, 9.0)
+    assert node.updated == 9.0
 
 
 def test_the_recording_is_what_the_schema_says() -> None:
