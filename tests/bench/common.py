@@ -84,9 +84,10 @@ def prompt_of(length: int, seed: int, vocabulary: int = 40000) -> list[int]:
     return [100 + (seed * 7919 + i * 104729 + i * i * 31) % (vocabulary - 200) for i in range(length)]
 
 
-def arguments(description: str) -> argparse.ArgumentParser:
+def arguments(description: str, *, model: bool = True) -> argparse.ArgumentParser:
+    """`model`: whether one is needed; `make bench` names one to all."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", required=True, help="a Hugging Face folder")
+    parser.add_argument("--model", required=model, help="a Hugging Face folder")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures here")
     return parser
 
