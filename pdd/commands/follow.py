@@ -36,8 +36,8 @@ def logs(options: Globals, follow: bool, level: str, grep: str | None, since: in
         raise UsageError(f"--grep: {error}") from None
 
     def wanted(record: dict[str, Any]) -> bool:
-        known = record["level"] in _LEVELS and _LEVELS.index(record["level"]) < _LEVELS.index(level)
-        return not known and bool(pattern.search(_text(record)))
+        below = record["level"] in _LEVELS and _LEVELS.index(record["level"]) < _LEVELS.index(level)
+        return not below and bool(pattern.search(_text(record)))
 
     client = options.client()
     if not follow:
