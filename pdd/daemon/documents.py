@@ -83,13 +83,11 @@ class Documents:
     def _totals(self) -> schema.Transfers:
         view = self._view
         stats = view.fabric_stats()
-        received = int(stats.get("units_received", 0))
         return schema.Transfers(
-            writes=int(stats.get("writes", 0)), bytes=int(stats.get("bytes", 0)), units=int(stats.get("units", 0)),
-            active=int(stats.get("active_transfers", 0)), attempts=view.num_attempts, prefills=view.num_jobs,
+            writes=stats.writes, bytes=stats.bytes, units=stats.units, active=stats.active_transfers,
+            attempts=view.num_attempts, prefills=view.num_jobs,
             failed=sum(count for reason, count in view.failures().items() if reason != "cancelled"),
-            units_received=received, bytes_received=view.bytes_received,
-            stale_units=int(stats.get("stale_units", 0)),
+            units_received=stats.units_received, bytes_received=view.bytes_received, stale_units=stats.stale_units,
         )
 
     def _latency(self) -> schema.Latency:

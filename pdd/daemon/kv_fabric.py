@@ -22,12 +22,13 @@ from pdd.daemon.listen import local_address_towards, numeric_host
 from pdd.engine.executor import RankInfo
 from pdd.errors import ConfigError, FabricFailure, LimitError
 from pdd.fabric import _native
+from pdd.fabric.engine import Fabric
+from pdd.fabric.types import Caps, Stats
 from pdd.messenger import wire
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
 from pdd.messenger.planner import ShardPlanner, compare
-from pdd.messenger.ports import EventKinds
 from pdd.messenger.settings import LinkSettings
 from pdd.states import record_nothing
 from pdd.topology import sysfs
@@ -58,7 +59,7 @@ class KvFabric:
         # What peers of this host share is files; GPU memory goes over the fabric.
         self._host = boot_id() if wanted.local == "auto" and not wanted.require and not device else ""
         try:
-            self.fabric = _native.Fabric(
+            self.fabric = Fabric(
                 provider=wanted.provider, library=wanted.library, bind=list(wanted.bind), source=choose_source(towards),
                 require=wanted.require, window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
                 cpus=list(host_rail_group(sysfs.read()).cpus), local=bool(self._host), device=device,
@@ -68,21 +69,18 @@ class KvFabric:
                 "install the extra [fabric] or Debian's libfabric1, or set fabric.library"
             )
             raise FabricFailure(str(error), hint=hint) from None
-        self.caps: dict[str, Any] = self.fabric.caps
-        self.provider: str = self.caps["kind"]
-        assert self.caps["fence"] == "endpoint"  # the config admits no provider that cannot fence
+        self.caps = self.fabric.read_caps()
+        self.provider = self.caps.kind
+        assert self.caps.fence == "endpoint"  # the config admits no provider that cannot fence
         if self.provider == "tcp" and not wanted.bind and (mixed := mixed_families(towards)):
             self.fabric.close()
             raise ConfigError(mixed, hint="give all prefillers addresses of one family, or set fabric.bind to an "
                               "address of this node that all of them reach")
-        self.events = FabricEvents(self.fabric, EventKinds(
-            imm_reached=_native.IMM_REACHED, imm_overrun=_native.IMM_OVERRUN, transfer_done=_native.TRANSFER_DONE,
-            endpoint_failed=_native.ENDPOINT_FAILED, endpoint_closed=_native.ENDPOINT_CLOSED,
-        ))
+        self.events = FabricEvents(self.fabric)
         _log.info(
-            "%s over %s, libfabric %s (%s); %s", self.caps["provider"],
-            ", ".join(nic["address"] or nic["domain"] for nic in self.caps["nics"]), self.caps["library_version"],
-            self.caps["library_path"],
+            "%s over %s, libfabric %s (%s); %s", self.caps.provider,
+            ", ".join(nic.address or nic.domain for nic in self.caps.nics), self.caps.library_version,
+            self.caps.library_path,
             "memory to peers on this host" if self._host else "to peers on this host, too",
         )
         if device:
@@ -96,7 +94,7 @@ class KvFabric:
             FabricFailure: memory of a GPU cannot be mapped here.
         """
         self._ranks = ranks
-        largest, most = max(rank.ready.layout.page_bytes for rank in ranks), self.caps["max_message"]
+        largest, most = max(rank.ready.layout.page_bytes for rank in ranks), self.caps.max_message
         if largest > most:
             raise LimitError(
                 f"a page of KV takes {largest} bytes of a layer; {self.provider} takes at most {most} as one write",
@@ -159,13 +157,13 @@ class KvFabric:
         """Whether KV of peers on this host goes through memory."""
         return bool(self._host)
 
-    def stats(self) -> dict[str, Any]:
-        return self.fabric.stats()
+    def stats(self) -> Stats:
+        return self.fabric.read_stats()
 
     def info(self) -> schema.FabricInfo:
         return schema.FabricInfo(
-            provider=self.provider, library=self.caps["library_path"], library_version=self.caps["library_version"],
-            domains=tuple(nic["domain"] for nic in self.caps["nics"]),
+            provider=self.provider, library=self.caps.library_path, library_version=self.caps.library_version,
+            domains=tuple(nic.domain for nic in self.caps.nics),
         )
 
     def findings(self) -> tuple[schema.Finding, ...]:
@@ -176,7 +174,7 @@ class KvFabric:
             return (schema.Finding(id="F010", level="info", message=message),)
         message = (
             f"KV travels over {self.provider} though this host has {', '.join(self._rdma_devices)}: libfabric "
-            f"{self.caps['library_version']} ({self.caps['library_path']}) offers no provider for it; set fabric.library to "
+            f"{self.caps.library_version} ({self.caps.library_path}) offers no provider for it; set fabric.library to "
             "one that does, and fabric.require so that nothing less is used"
         )
         return (schema.Finding(id="F011", level="warn", message=message),)
@@ -209,10 +207,10 @@ _PATHS = {
 }
 
 
-def gpu_path_text(gpu: dict[str, Any], caps: dict[str, Any]) -> str:
+def gpu_path_text(gpu: dict[str, Any], caps: Caps) -> str:
     """How KV gets between the GPU and the wire, and why in no better way, for the log."""
-    why = f": {caps['gpu_path_why']}" if caps["gpu_path_why"] else ""
-    return f"GPU {gpu['pci_address']} ({gpu['model']}, CUDA {gpu['driver']}): {_PATHS[caps['gpu_path']]}{why}"
+    why = f": {caps.gpu_path_why}" if caps.gpu_path_why else ""
+    return f"GPU {gpu['pci_address']} ({gpu['model']}, CUDA {gpu['driver']}): {_PATHS[caps.gpu_path]}{why}"
 
 
 def _addresses_towards(config: Config) -> dict[str, str]:

@@ -6,13 +6,14 @@ A part that is not there yet, or that the role does not need, reads as empty. No
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdd.api.service import Health
 from pdd.control import schema
 from pdd.daemon.flows import IN, OUT, Flow, Names
 from pdd.engine.rank_protocol import RankReady
 from pdd.engine.snapshot import EngineSnapshot
+from pdd.fabric.types import Stats
 from pdd.messenger.status import AttemptStatus, DecoderCounters, JobStatus, PeerStatus, PrefillerCounters
 from pdd.units import counted
 
@@ -143,8 +144,8 @@ class NodeView:
     def provider(self) -> str:
         return "" if self._node.fabric is None else self._node.fabric.provider
 
-    def fabric_stats(self) -> dict[str, Any]:
-        return {} if self._node.fabric is None else self._node.fabric.stats()
+    def fabric_stats(self) -> Stats:
+        return Stats() if self._node.fabric is None else self._node.fabric.stats()
 
     def fabric_info(self) -> schema.FabricInfo:
         return schema.FabricInfo() if self._node.fabric is None else self._node.fabric.info()

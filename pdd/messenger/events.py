@@ -8,29 +8,14 @@ only.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from pdd.messenger.ports import EventKinds, FabricPort
+from pdd.fabric.types import EndpointClosed, EndpointFailed, Event, ImmOverrun, ImmReached, TransferDone, TransferEnd
+from pdd.messenger.ports import FabricPort
 
 _log = logging.getLogger(__name__)
 _BATCH = 1024
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TransferEnd:
-    """What became of a transfer's units, and what it cost."""
-
-    ok: int
-    failed: int
-    unknown: int
-    error: str = ""
-    writes: int = 0
-    bytes: int = 0
-    busy_seconds: float = 0.0
-    exposed_seconds: float = 0.0
 
 
 class ImmHandler(Protocol):
@@ -50,20 +35,13 @@ class EndpointHandler(Protocol):
 class FabricEvents:
     """Owner: the main loop. The only reader of the fabric's ring."""
 
-    def __init__(self, fabric: FabricPort, kinds: EventKinds) -> None:
+    def __init__(self, fabric: FabricPort) -> None:
         self._fabric = fabric
         self._endpoints: dict[int, EndpointHandler] = {}
         self._early_failures: dict[int, str] = {}  # of endpoints that a thread has opened and nobody owns yet
         self._imm: ImmHandler | None = None
         self._transfers: TransferHandler | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._by_kind: dict[int, Callable[..., None]] = {
-            kinds.imm_reached: self._imm_reached,
-            kinds.imm_overrun: self._imm_overrun,
-            kinds.transfer_done: self._transfer_done,
-            kinds.endpoint_failed: self._endpoint_failed,
-            kinds.endpoint_closed: self._endpoint_closed,
-        }
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -89,26 +67,30 @@ class FabricEvents:
 
     def pump(self) -> None:
         """Handles all events that wait."""
-        while batch := self._fabric.drain(_BATCH):
-            for kind, *details in batch:
+        while batch := self._fabric.read_events(_BATCH):
+            for event in batch:
                 try:
-                    self._by_kind[kind](*details)
+                    self._handle(event)
                 except Exception:
-                    _log.exception("a fabric event could not be handled: kind %d %r", kind, details)
+                    _log.exception("a fabric event could not be handled: %r", event)
             if len(batch) < _BATCH:
                 return
 
-    def _imm_reached(self, key: int, arrived: int) -> None:
-        if self._imm is not None:
-            self._imm.imm_reached(key, arrived)
-
-    def _imm_overrun(self, key: int, arrived: int) -> None:
-        if self._imm is not None:
-            self._imm.imm_overrun(key, arrived)
-
-    def _transfer_done(self, transfer: int, *end: Any) -> None:
-        if self._transfers is not None:
-            self._transfers.transfer_done(transfer, TransferEnd(*end))
+    def _handle(self, event: Event) -> None:
+        match event:
+            case ImmReached(key, arrived):
+                if self._imm is not None:
+                    self._imm.imm_reached(key, arrived)
+            case ImmOverrun(key, arrived):
+                if self._imm is not None:
+                    self._imm.imm_overrun(key, arrived)
+            case TransferDone(transfer, end):
+                if self._transfers is not None:
+                    self._transfers.transfer_done(transfer, end)
+            case EndpointFailed(endpoint, message):
+                self._endpoint_failed(endpoint, message)
+            case EndpointClosed(endpoint):
+                self._endpoint_closed(endpoint)
 
     def _endpoint_failed(self, endpoint: int, message: str) -> None:
         handler = self._endpoints.get(endpoint)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from pdd.fabric.types import TransferEnd
 from pdd.messenger import wire
-from pdd.messenger.events import TransferEnd
 from pdd.messenger.link import PeerLink
 from pdd.messenger.sink import PushSink
 from pdd.messenger.status import JobStatus

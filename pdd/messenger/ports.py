@@ -1,34 +1,23 @@
 """What the messenger needs from the layers below, as protocols: the fabric and the write planner.
 
-The real ones are `pdd.fabric._native.Fabric` and an adapter of `pdd.kv.sharding`; tests and a later simulation bring
-their own. Event tuples and their kinds are those of `_native.pyi`.
+The real ones are `pdd.fabric.engine.Fabric` and an adapter of `pdd.kv.sharding`; tests and a later simulation bring
+their own. Events are those of `pdd.fabric.types`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from pdd.fabric.types import Event
 from pdd.messenger import wire
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EventKinds:
-    """The numbers that the first element of a fabric event can be."""
-
-    imm_reached: int
-    imm_overrun: int
-    transfer_done: int
-    endpoint_failed: int
-    endpoint_closed: int
 
 
 class FabricPort(Protocol):
     """The part of `Fabric` that a messenger uses. Safe from any thread; raises FabricError (a RuntimeError)."""
 
     def fileno(self) -> int: ...
-    def drain(self, max_events: int = 1024) -> list[tuple[Any, ...]]: ...
+    def read_events(self, max_events: int = 1024) -> list[Event]: ...
     def open_endpoint(self, local: bool = False) -> int: ...
     def describe(self, endpoint: int, regions: list[int]) -> bytes: ...
     def connect(self, endpoint: int, descriptor: bytes) -> None: ...

@@ -21,10 +21,10 @@ from collections.abc import Callable
 
 from pdd.engine.request import EngineEvent, EngineInbox, Finished, FinishReason, PrefillSpec
 from pdd.errors import PeerProtocol, RequestError
+from pdd.fabric.types import TransferEnd
 from pdd.kv.layout import pages_of
 from pdd.messenger import wire
 from pdd.messenger.endings import Answered, Tombstones
-from pdd.messenger.events import TransferEnd
 from pdd.messenger.job import TABLE, Ending, Job, JobState
 from pdd.messenger.link import LinkContext, PeerLink, Pulse
 from pdd.messenger.listener import PeerListener

@@ -21,9 +21,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from pdd.messenger.ports import EventKinds
+from pdd.fabric.types import EndpointClosed, EndpointFailed, Event, ImmOverrun, ImmReached, TransferDone, TransferEnd
 
-KINDS = EventKinds(imm_reached=1, imm_overrun=2, transfer_done=3, endpoint_failed=4, endpoint_closed=5)
 _DESCRIPTOR = struct.Struct(">4sIQ")
 
 
@@ -187,7 +186,7 @@ class FakeFabric:
     def fileno(self) -> int:
         return self._fd
 
-    def drain(self, max_events: int = 1024) -> list[tuple[Any, ...]]:
+    def read_events(self, max_events: int = 1024) -> list[Event]:
         batch, self._events = self._events[:max_events], self._events[max_events:]
         if not self._events:
             try:
@@ -199,7 +198,7 @@ class FakeFabric:
     def close(self) -> None:
         os.close(self._fd)
 
-    def _emit(self, *event: Any) -> None:
+    def _emit(self, event: Event) -> None:
         self._events.append(event)
         os.eventfd_write(self._fd, 1)
 
@@ -243,7 +242,7 @@ class FakeFabric:
             raise FakeFabricError("fi_close: no thread to do it")
         state.closing = True
         if self.fail_close == "later":
-            self._emit(KINDS.endpoint_failed, endpoint, "fi_close: device or resource busy")
+            self._emit(EndpointFailed(endpoint, "fi_close: device or resource busy"))
             return
         for transfer in self._transfers_of(endpoint):
             transfer.open = False
@@ -258,10 +257,10 @@ class FakeFabric:
             if not transfer.done:
                 self._finish_if_over(transfer)
         del self.endpoints[endpoint]
-        self._emit(KINDS.endpoint_closed, endpoint)
+        self._emit(EndpointClosed(endpoint))
 
     def fail_endpoint(self, endpoint: int, message: str) -> None:
-        self._emit(KINDS.endpoint_failed, endpoint, message)
+        self._emit(EndpointFailed(endpoint, message))
 
     def endpoint_lands(self, endpoint: int) -> bool:
         return endpoint in self.endpoints
@@ -296,10 +295,10 @@ class FakeFabric:
             return
         if slot.arrived >= slot.expected and not slot.reached:
             slot.reached = True
-            self._emit(KINDS.imm_reached, key, slot.arrived)
+            self._emit(ImmReached(key, slot.arrived))
         if slot.arrived > slot.expected and not slot.overrun:
             slot.overrun = True
-            self._emit(KINDS.imm_overrun, key, slot.arrived)
+            self._emit(ImmOverrun(key, slot.arrived))
 
     # -- sending --------------------------------------------------------------------------------------------------
     def open_transfer(self, endpoint: int, key: int) -> int:
@@ -437,6 +436,5 @@ class FakeFabric:
             return
         transfer.done = True
         del self.transfers[transfer.ident]
-        self._emit(
-            KINDS.transfer_done, transfer.ident, transfer.ok, transfer.failed, transfer.unknown, transfer.error
-        )
+        end = TransferEnd(transfer.ok, transfer.failed, transfer.unknown, transfer.error)
+        self._emit(TransferDone(transfer.ident, end))

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from pdd.address import Address
 from pdd.engine.request import EngineEvent, Finished, FinishReason, PrefillSpec
 from pdd.fabric import _native as native
+from pdd.fabric.engine import Fabric
 from pdd.messenger import wire
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.events import FabricEvents
@@ -32,17 +33,12 @@ from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
 from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import ShardPlanner, compare, shard_spec
-from pdd.messenger.ports import EventKinds
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.settings import DecoderSettings, LinkSettings
 from pdd.states import record_nothing
 from tests.fabric.fabric_node import make_memory
 from tests.messenger.fake_engines import FakeDecodeEngine, Reservation
 
-KINDS = EventKinds(
-    imm_reached=native.IMM_REACHED, imm_overrun=native.IMM_OVERRUN, transfer_done=native.TRANSFER_DONE,
-    endpoint_failed=native.ENDPOINT_FAILED, endpoint_closed=native.ENDPOINT_CLOSED,
-)
 GEOMETRY = wire.Geometry(
     model="tiny-1", dtype="float32", num_layers=4, num_kv_heads=2, head_dim=64, page_size=16, tp=1, num_pages=96,
     vocab_size=1000,
@@ -66,7 +62,7 @@ class Memory:
         fd = make_memory("kv", LAYOUT.region_bytes)
         self._mapping = native.MappedMemory(fd, LAYOUT.region_bytes)
         self.bytes = self._mapping.view()
-        self.fabric = native.Fabric(bind=["127.0.0.1"], local=via == "local")
+        self.fabric = Fabric(bind=["127.0.0.1"], local=via == "local")
         self.region = self.fabric.register(self._mapping.address, self._mapping.nbytes, fd)
         os.close(fd)
 
@@ -80,12 +76,12 @@ class Memory:
 
     def context(self, name: str, role: str) -> LinkContext:
         epoch = random.SystemRandom().getrandbits(64)
-        provider = self.fabric.caps["provider"]
+        provider = self.fabric.read_caps().provider
         node = LocalNode(
             name, role, epoch, "0.1.0", provider, GEOMETRY, regions=(self.region,), max_tokens=1500,
             host="this-boot" if self.via == "local" else "",
         )
-        events = FabricEvents(self.fabric, KINDS)
+        events = FabricEvents(self.fabric)
         events.attach(asyncio.get_running_loop())
         return LinkContext(node, self.fabric, events, SETTINGS, compare, time.monotonic, record_nothing)
 

@@ -29,7 +29,7 @@ from pdd.messenger.status import AttemptDone, JobDone
 from pdd.messenger.versions import OURS
 from pdd.states import Change
 from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine, Request
-from tests.messenger.fake_fabric import KINDS, FakeCounter, FakeFabric, FakeNetwork
+from tests.messenger.fake_fabric import FakeCounter, FakeFabric, FakeNetwork
 
 PAGE_SIZE = 4
 NUM_LAYERS = 3
@@ -111,7 +111,7 @@ class Rig:
         versions = changes.pop("versions", OURS)
         node = LocalNode(name, role, epoch, "0.1.0", "fake", geometry(**changes), regions=(1,), token=token,
                          max_tokens=max_tokens, versions=versions, host=self.hosts.get(name, ""))
-        events = FabricEvents(fabric, KINDS)
+        events = FabricEvents(fabric)
         events.attach(asyncio.get_running_loop())
         recorded: list[Change] = []
         context = LinkContext(node, fabric, events, settings, compare, self._clock, recorded.append)

@@ -13,10 +13,10 @@ import pytest
 from pdd.address import Address
 from pdd.engine.request import KvOutcome
 from pdd.errors import PeerLost
+from pdd.fabric.types import EndpointFailed
 from pdd.messenger import link as link_module
 from pdd.messenger import peers, wire
 from pdd.messenger.link import LinkState
-from tests.messenger.fake_fabric import KINDS
 from tests.messenger.rig import DecoderNode, finish, prompt, running, until, up
 
 
@@ -241,7 +241,7 @@ async def test_failure_before_the_endpoint_has_an_owner_is_not_lost(monkeypatch:
         def open_and_fail() -> int:
             monkeypatch.undo()
             ident = opened()
-            loop.call_soon_threadsafe(d.fabric._emit, KINDS.endpoint_failed, ident, "the NIC is gone")
+            loop.call_soon_threadsafe(d.fabric._emit, EndpointFailed(ident, "the NIC is gone"))
             loop.call_soon_threadsafe(d.context.events.pump)
             time.sleep(0.05)
             return ident

@@ -1,0 +1,54 @@
+"""The native fabric with typed answers: `_native.Fabric`, whose caps, stats and events are those of `types.py`.
+
+Commands (open_transfer, arm, ...) are the native ones as they are; this adds nothing to their cost. Importing it loads
+the native core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pdd.fabric import _native
+from pdd.fabric.types import (
+    Caps,
+    EndpointClosed,
+    EndpointFailed,
+    Event,
+    ImmOverrun,
+    ImmReached,
+    Stats,
+    TransferDone,
+    TransferEnd,
+)
+
+
+def _transfer_done(transfer: int, *end: Any) -> TransferDone:
+    return TransferDone(transfer, TransferEnd(*end))
+
+
+_EVENTS: dict[int, Callable[..., Event]] = {
+    _native.IMM_REACHED: ImmReached,
+    _native.IMM_OVERRUN: ImmOverrun,
+    _native.TRANSFER_DONE: _transfer_done,
+    _native.ENDPOINT_FAILED: EndpointFailed,
+    _native.ENDPOINT_CLOSED: EndpointClosed,
+}
+
+
+class Fabric(_native.Fabric):
+    """All fi_* objects of one rail group. `_native.pyi` documents arguments and commands."""
+
+    def read_caps(self) -> Caps:
+        """What its NICs offer; the same for as long as it lives."""
+        return msgspec.convert(self.caps, Caps)
+
+    def read_stats(self) -> Stats:
+        """Its counters now."""
+        return msgspec.convert(self.stats(), Stats)
+
+    def read_events(self, max_events: int = 1024) -> list[Event]:
+        """Takes at most so many events out of the ring, the oldest first."""
+        return [_EVENTS[kind](*details) for kind, *details in self.drain(max_events)]
