@@ -106,9 +106,25 @@ class EngineHealth(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
 
 
+class EngineGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine of the node: ranks that step together over a page pool of their own. The node's totals are the sums."""
+
+    index: int
+    ranks: int = 0  # how many
+    running: int = 0
+    waiting: int = 0
+    waiting_for_kv: int = 0
+    batch_size: int = 0
+    queued_prefill_tokens: int = 0  # of prompts, still to be computed here
+    pages: Pages = Pages()
+    steps: int = 0
+    heartbeat_age_seconds: float = 0.0  # of the turn in hand; 0 while idle
+
+
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank process, as it said when it was ready."""
 
+    group: int = 0  # index of its engine
     rank: int
     pid: int
     attention: str  # the decode kernel in use: native or torch
@@ -166,6 +182,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     latency: Latency = Latency()
     engine: EngineHealth = EngineHealth()
     fabric: FabricInfo = FabricInfo()
+    groups: tuple[EngineGroup, ...] = ()
     ranks: tuple[Rank, ...] = ()
     findings: tuple[Finding, ...] = ()
 

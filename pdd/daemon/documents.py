@@ -19,8 +19,10 @@ from pdd.control import schema
 from pdd.daemon import request_ids, request_rows
 from pdd.daemon.latency import WINDOW_SECONDS
 from pdd.daemon.ledger import Entry
+from pdd.daemon.view import GroupView
 from pdd.engine.snapshot import EngineSnapshot
 from pdd.errors import AmbiguousRequest, NoSuchRequest, RequestCancelled
+from pdd.kv.pool import PageCounts
 from pdd.messenger.status import PeerStatus
 from pdd.messenger.way import LOCAL
 from pdd.metrics import PAGE_STATES
@@ -49,7 +51,8 @@ class Documents:
             progress=node.phase.progress, drain_seconds_left=node.drain.seconds_left,
             uptime_seconds=time.monotonic() - node.started_at, max_batch_size=config.engine.max_batch_size,
             page_size=config.kv.page_size, peers=self._peers(), transfers=self._totals(), latency=self._latency(),
-            fabric=view.fabric_info(), findings=view.findings(), ranks=self._ranks(),
+            fabric=view.fabric_info(), findings=view.findings(), groups=self._groups(),
+            ranks=self._ranks(),
         )
         if snapshot is None:
             return document
@@ -57,7 +60,7 @@ class Documents:
         return msgspec.structs.replace(
             document, running=states["running"] + states["ready"], waiting=states["waiting"],
             waiting_for_kv=states["wait_kv"], batch_size=snapshot.batch_size,
-            pages=schema.Pages(total=counts.total, **{state: getattr(counts, state) for state in PAGE_STATES}),
+            pages=_pages(counts),
             engine=schema.EngineHealth(
                 heartbeat_age_seconds=view.turn_age(), steps=totals.steps, preemptions=totals.preemptions,
                 prompt_tokens=self._prompt_tokens(snapshot), generated_tokens=totals.generated_tokens,
@@ -74,11 +77,15 @@ class Documents:
     def _ranks(self) -> tuple[schema.Rank, ...]:
         return tuple(
             schema.Rank(
-                rank=rank.rank, pid=rank.pid, attention=rank.attention, threads=rank.threads, dtype=rank.dtype,
-                param_bytes=rank.param_bytes, kv_bytes=rank.kv_bytes, load_seconds=rank.load_seconds,
+                group=group.index, rank=rank.rank, pid=rank.pid, attention=rank.attention, threads=rank.threads,
+                dtype=rank.dtype, param_bytes=rank.param_bytes, kv_bytes=rank.kv_bytes,
+                load_seconds=rank.load_seconds,
             )
-            for rank in self._view.ranks
+            for group in self._view.groups() for rank in group.ranks
         )
+
+    def _groups(self) -> tuple[schema.EngineGroup, ...]:
+        return tuple(_group(group) for group in self._view.groups())
 
     def _totals(self) -> schema.Transfers:
         view = self._view
@@ -230,6 +237,22 @@ class Documents:
 
 def _names(entries: Mapping[str, Entry]) -> dict[str, str | None]:
     return {request_id: entry.given_id for request_id, entry in entries.items()}
+
+
+def _pages(counts: PageCounts) -> schema.Pages:
+    return schema.Pages(total=counts.total, **{state: getattr(counts, state) for state in PAGE_STATES})
+
+
+def _group(group: GroupView) -> schema.EngineGroup:
+    document = schema.EngineGroup(index=group.index, ranks=len(group.ranks), heartbeat_age_seconds=group.turn_age)
+    now = group.snapshot
+    if now is None:
+        return document
+    return msgspec.structs.replace(
+        document, running=now.states["running"] + now.states["ready"], waiting=now.states["waiting"],
+        waiting_for_kv=now.states["wait_kv"], batch_size=now.batch_size,
+        queued_prefill_tokens=now.queued_prefill_tokens, pages=_pages(now.pages), steps=now.totals.steps,
+    )
 
 
 def _peer(status: PeerStatus, role: str) -> schema.Peer:

@@ -10,12 +10,10 @@ view.py, how it drains in drain.py.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import itertools
 import logging
-import os
 import secrets
-import signal
 import socket
 import tempfile
 import time
@@ -36,22 +34,20 @@ from pdd.daemon import line_rate
 from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.documents import Documents
 from pdd.daemon.drain import Drain
+from pdd.daemon.group import EngineGroup
 from pdd.daemon.kv_fabric import KvFabric
 from pdd.daemon.latency import Latencies
 from pdd.daemon.ledger import Ledger
 from pdd.daemon.listen import bind_tcp
 from pdd.daemon.meter import Meter
 from pdd.daemon.service import NodeService
-from pdd.daemon.steps import ObservedExecutor
 from pdd.daemon.view import NodeView
-from pdd.engine.executor import RankExecutor, RankInfo
+from pdd.engine.executor import RankExecutor
 from pdd.engine.limits import SchedulerLimits
 from pdd.engine.loop import EngineLoop
 from pdd.engine.rank_protocol import RankInit, RankProgress
 from pdd.engine.request import KvOutcome, KvReserved
-from pdd.engine.scheduler import Scheduler
 from pdd.errors import EngineError, FabricFailure, PddError
-from pdd.kv.pool import PagePool
 from pdd.messenger import wire
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.prefiller import Prefiller
@@ -91,8 +87,7 @@ class Node:
         self._demo = demo
         self._model_dir = Path(config.model.path)
         self.model_name = config.model.served_name or ("pdd-demo" if demo else self._model_dir.resolve().name)
-        self.engine: EngineLoop | None = None
-        self.ranks: tuple[RankInfo, ...] = ()
+        self.groups: tuple[EngineGroup, ...] = ()
         self.fabric: KvFabric | None = None
         self.line_rate: float | None = None  # bytes per second of the fabric's NICs; None: not known
         self.decoder: Decoder | None = None
@@ -120,7 +115,6 @@ class Node:
         self._api: ApiServer | None = None
         self._api_task: asyncio.Task[None] | None = None
         self._peer_socket: socket.socket | None = None
-        self._executor: RankExecutor | None = None
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     # -- start ------------------------------------------------------------------------------------------------------
@@ -186,10 +180,12 @@ class Node:
             max_batch_size=config.engine.max_batch_size, max_batch_tokens=config.engine.max_batch_tokens,
             threads=config.engine.threads,
         )
-        self._executor = RankExecutor(init, step_timeout=config.engine.step_timeout, on_progress=progress)
+        executor = RankExecutor(init, step_timeout=config.engine.step_timeout, on_progress=progress)
+        group = EngineGroup(0, executor)
+        self.groups = (group,)
         self._tokenizer = await asyncio.to_thread(Tokenizer, self._model_dir)
-        self.ranks = await asyncio.to_thread(self._executor.start)
-        self._executor.watch(lambda error: loop.call_soon_threadsafe(self._rank_died, error))
+        await asyncio.to_thread(group.load)
+        executor.watch(lambda error: loop.call_soon_threadsafe(self._rank_died, group, error))
 
     def _show_progress(self, made: RankProgress) -> None:
         self.phase = Phase(f"load {made.phase}", made.done_bytes / made.total_bytes if made.total_bytes else None)
@@ -202,36 +198,40 @@ class Node:
 
     async def _register_memory(self, fabric: KvFabric) -> None:
         self.phase = Phase("register")
-        await asyncio.to_thread(fabric.take_memory, self.ranks)
+        await asyncio.to_thread(fabric.take_memory, self.groups[0].ranks)
         self.metrics.sees_way(fabric.provider)
         if fabric.may_be_local:
             self.metrics.sees_way(LOCAL)
 
     def _start_engine(self) -> None:
-        assert self._executor is not None
-        config, rank = self.config, self.ranks[0].ready
+        config, rank = self.config, self.groups[0].ranks[0].ready
         loop = asyncio.get_running_loop()
         limits = SchedulerLimits(
             page_size=rank.page_size, max_context=rank.max_context, max_batch_size=config.engine.max_batch_size,
             max_batch_tokens=config.engine.max_batch_tokens, max_queue=config.scheduler.max_queue,
             queue_timeout=config.scheduler.queue_timeout,
         )
-        scheduler = Scheduler(PagePool(rank.num_pages), limits)
-        observed = ObservedExecutor(
-            self._executor, scheduler, self.metrics,
-            first_step=lambda request_id, at: loop.call_soon_threadsafe(self.ledger.first_step, request_id, at),
-        )
-        self.engine = EngineLoop(
-            scheduler, observed, emit=lambda events: loop.call_soon_threadsafe(self._dispatch.take, events),
-            on_failure=lambda error: loop.call_soon_threadsafe(self._fail, error),
-        )
-        self.engine.start()
+        ids = itertools.count()  # the step of a C iterator: every group's thread may take the next
+        for group in self.groups:
+            group.start(
+                limits, ids=ids.__next__, metrics=self.metrics,
+                first_step=lambda request_id, at: loop.call_soon_threadsafe(self.ledger.first_step, request_id, at),
+                emit=lambda events: loop.call_soon_threadsafe(self._dispatch.take, events),
+                on_failure=lambda error: loop.call_soon_threadsafe(self._fail, error),
+            )
+
+    @property
+    def _engine(self) -> EngineLoop:
+        """The engine that requests go to: there is one."""
+        loop = self.groups[0].loop
+        assert loop is not None
+        return loop
 
     async def _link_peers(self) -> None:
-        config, fabric, engine = self.config, self.fabric, self.engine
+        config, fabric = self.config, self.fabric
         if fabric is None:
             return
-        assert engine is not None
+        engine = self._engine
         context = fabric.link_context(config, self.epoch, self.version, self._token)
         if config.node.role == "decode":
             self.decoder = Decoder(
@@ -256,13 +256,12 @@ class Node:
             await self.prefiller.start()
 
     def _open_for_requests(self) -> None:
-        assert self.engine is not None
-        config, rank = self.config, self.ranks[0].ready
+        config, rank = self.config, self.groups[0].ranks[0].ready
         limits = Limits(
             vocab_size=rank.vocab_size, max_context=rank.max_context, pool_tokens=rank.num_pages * rank.page_size
         )
         self._service.loaded(
-            self._tokenizer, limits, self.engine,
+            self._tokenizer, limits, self._engine,
             lambda num_tokens: route(config.node.role, num_tokens, config.scheduler.local_prefill_tokens),
         )
         self.phase = Phase("serve")
@@ -271,14 +270,13 @@ class Node:
     # -- what parts tell each other -----------------------------------------------------------------------------------
     def _not_fetched(self, event: KvReserved, error: Exception) -> None:
         """The decoder failed at a reservation: its pages go back, and its client is told."""
-        assert self.engine is not None
         assert self.decoder is not None
         failure = FabricFailure(f"the KV of this prompt could not be asked for: {error!r}")
         if all(attempt.attempt != event.attempt for attempt in self.decoder.attempts()):
-            self.engine.kv_settled(event.attempt, KvOutcome.RELEASED, error=failure)
+            self._engine.kv_settled(event.attempt, KvOutcome.RELEASED, error=failure)
         elif not self._service.cancel(event.request_id, failure):
             # It failed half-way and may have asked already: a write may land. The way back is that of an abort.
-            self.engine.abort(event.request_id)
+            self._engine.abort(event.request_id)
 
     def _attempt_done(self, done: AttemptDone) -> None:
         self.ledger.attempt_done(done)
@@ -298,9 +296,8 @@ class Node:
             free_pages=snapshot.pages.free, steps=snapshot.totals.steps,
         )
 
-    def _rank_died(self, error: EngineError) -> None:
-        if self.engine is not None:
-            self.engine.fail(error)
+    def _rank_died(self, group: EngineGroup, error: EngineError) -> None:
+        group.rank_died(error)
         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
@@ -319,12 +316,14 @@ class Node:
         """Ends one request, or the prefills that a decoder knows by that id. False: there is none."""
         if self._service.cancel(request_id, error):
             return True
-        if self.engine is None:
+        if self.view.snapshot is None:
             return False
-        found = [job.request_id for job in self.view.jobs() if job.client_id == request_id]
-        found += [row.request_id for row in self.engine.snapshot.requests if row.request_id == request_id]
+        found = {job.request_id for job in self.view.jobs() if job.client_id == request_id}
+        found |= {row.request_id for row in self.view.snapshot.requests if row.request_id == request_id}
         for engine_id in found:
-            self.engine.abort(engine_id)
+            for group in self.groups:  # one that does not know it does nothing
+                if group.loop is not None:
+                    group.loop.abort(engine_id)
         return bool(found)
 
     # -- stop ---------------------------------------------------------------------------------------------------------
@@ -338,33 +337,19 @@ class Node:
                 await _closed(name, part.close(_CLOSE_SECONDS))
         if self.prefiller is None and self._peer_socket is not None:
             self._peer_socket.close()
-        ended = await _closed("engine", asyncio.to_thread(self._stop_engine))
+        stopping = [_closed("engine", asyncio.to_thread(group.stop, _CLOSE_SECONDS)) for group in self.groups]
+        ended = await asyncio.gather(*stopping)
         if self.fabric is not None:
             await _closed("fabric", _fabric_closed(self.fabric))
-        if self._executor is not None and ended:  # else a step still uses its descriptors; the ranks die with this process
-            await _closed("ranks", asyncio.to_thread(self._executor.close))
+        for group, is_over in zip(self.groups, ended, strict=True):
+            if is_over:  # else a step still uses its descriptors; the ranks die with this process
+                await _closed("ranks", asyncio.to_thread(group.close))
         if self._api_task is not None:
             await _closed("api", self._api_task)
         if self._control is not None:
             await _closed("control", self._control.stop())
         if self._temporary is not None:
             await _closed("demo model", asyncio.to_thread(self._temporary.cleanup))
-
-    def _stop_engine(self) -> bool:
-        """Whether the engine thread is over. A step that does not end is ended by killing its ranks."""
-        if self.engine is None:
-            return True
-        self.engine.stop()
-        if self.engine.join(_CLOSE_SECONDS):
-            return True
-        _log.error("a step has not ended in %g s: its ranks are killed", _CLOSE_SECONDS)
-        for rank in self.ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.ready.pid, signal.SIGKILL)
-        if self.engine.join(_CLOSE_SECONDS):
-            return True
-        _log.error("the engine thread does not end; it is left to the end of the process")
-        return False
 
 
 async def _fabric_closed(fabric: KvFabric) -> None:

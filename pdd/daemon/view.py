@@ -5,14 +5,14 @@ A part that is not there yet, or that the role does not need, reads as empty. No
 
 from __future__ import annotations
 
-import time
+import dataclasses
 from typing import TYPE_CHECKING
 
 from pdd.api.service import Health
 from pdd.control import schema
 from pdd.daemon.flows import IN, OUT, Flow, Names
 from pdd.engine.rank_protocol import RankReady
-from pdd.engine.snapshot import EngineSnapshot
+from pdd.engine.snapshot import EngineSnapshot, joined
 from pdd.fabric.types import Stats
 from pdd.messenger.status import AttemptStatus, DecoderCounters, JobStatus, PeerStatus, PrefillerCounters
 from pdd.units import counted
@@ -26,6 +26,16 @@ def left(num_requests: int, num_prefills: int) -> str:
     requests = [counted(num_requests, "request")] if num_requests or not num_prefills else []
     prefills = [f"{counted(num_prefills, 'prefill')} for decoders"] if num_prefills else []
     return ", ".join([*requests, *prefills])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GroupView:
+    """What documents read of one engine."""
+
+    index: int
+    snapshot: EngineSnapshot | None  # None: it does not run yet
+    turn_age: float  # seconds that the turn in hand has run; 0: nothing to do
+    ranks: tuple[RankReady, ...]
 
 
 class NodeView:
@@ -73,22 +83,26 @@ class NodeView:
         return Health(live=live, reasons=self._reasons())
 
     # -- engine and ranks ---------------------------------------------------------------------------------------------
+    def groups(self) -> tuple[GroupView, ...]:
+        """Every engine of this node; none before it loads."""
+        return tuple(
+            GroupView(group.index, group.snapshot, group.turn_age, tuple(rank.ready for rank in group.ranks))
+            for group in self._node.groups
+        )
+
     @property
     def snapshot(self) -> EngineSnapshot | None:
-        return None if self._node.engine is None else self._node.engine.snapshot
+        """Of all engines together; None before they run."""
+        snapshots = [group.snapshot for group in self._node.groups if group.snapshot is not None]
+        return joined(snapshots) if snapshots else None
 
     def turn_age(self) -> float:
-        """How long the engine's turn in hand has been running; 0 while it has nothing to do."""
-        busy = None if self._node.engine is None else self._node.engine.busy_since
-        return 0.0 if busy is None else time.monotonic() - busy
-
-    @property
-    def ranks(self) -> tuple[RankReady, ...]:
-        return tuple(rank.ready for rank in self._node.ranks)
+        """Of the engine whose turn in hand has been running for longest; 0 while none has anything to do."""
+        return max((group.turn_age for group in self._node.groups), default=0.0)
 
     @property
     def num_layers(self) -> int:
-        return self.ranks[0].num_layers if self.ranks else 0
+        return next((rank.ready.num_layers for group in self._node.groups for rank in group.ranks), 0)
 
     # -- messenger ----------------------------------------------------------------------------------------------------
     def dialled(self) -> tuple[PeerStatus, ...]:

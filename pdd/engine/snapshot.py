@@ -7,6 +7,8 @@ engine's clock (monotonic seconds); readers subtract.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TypeVar
 
 from pdd.engine.record import Record
 from pdd.engine.request import RequestState
@@ -44,6 +46,9 @@ class Totals:
     misuses: int = 0  # inbox calls that broke the contract
 
 
+N = TypeVar("N", PageCounts, Totals)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineSnapshot:
     at: float
@@ -60,6 +65,29 @@ class EngineSnapshot:
     def idle(self) -> bool:
         """No request, and no page that anything still waits for."""
         return not self.requests
+
+
+def joined(snapshots: Sequence[EngineSnapshot]) -> EngineSnapshot:
+    """Those of several engines of one node (one at least) as one: sums, of the oldest of their moments."""
+    if len(snapshots) == 1:
+        return snapshots[0]
+    return EngineSnapshot(
+        at=min(each.at for each in snapshots),
+        states={state: sum(each.states[state] for each in snapshots) for state in snapshots[0].states},
+        pages=_summed([each.pages for each in snapshots]),
+        batch_size=sum(each.batch_size for each in snapshots),
+        batch_tokens=sum(each.batch_tokens for each in snapshots),
+        last_step_seconds=max(each.last_step_seconds for each in snapshots),
+        queued_prefill_tokens=sum(each.queued_prefill_tokens for each in snapshots),
+        totals=_summed([each.totals for each in snapshots]),
+        requests=tuple(row for each in snapshots for row in each.requests),
+    )
+
+
+def _summed(parts: Sequence[N]) -> N:
+    """Every field of a dataclass of numbers, added up."""
+    kind = type(parts[0])
+    return kind(**{field.name: sum(getattr(part, field.name) for part in parts) for field in dataclasses.fields(kind)})
 
 
 def take_snapshot(

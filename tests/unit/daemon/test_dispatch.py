@@ -11,9 +11,12 @@ import pytest
 
 from pdd.config_load import load
 from pdd.daemon.dispatch import Dispatch
+from pdd.daemon.group import EngineGroup
 from pdd.daemon.node import Node
 from pdd.engine.request import EngineEvent, Finished, FinishReason, KvOutcome, KvReserved, TokenOutput, Tokens
+from pdd.engine.snapshot import EngineSnapshot, Totals
 from pdd.errors import RequestCancelled
+from pdd.kv.pool import PageCounts
 
 EVENTS = [
     Tokens("a", (TokenOutput(1),)),
@@ -63,7 +66,10 @@ def test_only_a_reservation_that_its_fetcher_failed_at_is_given_back() -> None:
 
 
 class FakeEngine:
+    busy_since = None
+
     def __init__(self, *, joins: tuple[bool, ...] = (True,)) -> None:
+        self.requests: tuple[Any, ...] = ()
         self.settled: list[tuple[int, KvOutcome, Exception | None]] = []
         self.aborted: list[str] = []
         self.stopped = False
@@ -82,13 +88,22 @@ class FakeEngine:
         return self._joins.pop(0)
 
 
+    @property
+    def snapshot(self) -> EngineSnapshot:
+        return EngineSnapshot(0.0, {}, PageCounts(1, 0, 0, 0, 0, 0), 0, 0, 0.0, 0, Totals(), self.requests)
+
+
+def group_of(loop: Any, executor: Any = None, ranks: tuple[Any, ...] = ()) -> EngineGroup:
+    return EngineGroup(0, executor, ranks, loop=loop)
+
+
 @pytest.mark.parametrize("asked", [False, True])
 async def test_pages_of_a_failed_reservation_go_back_unless_a_write_may_land(asked: bool) -> None:
     node = node_of("decode")
     engine: Any = FakeEngine()
     attempts = (types.SimpleNamespace(attempt=7),) if asked else ()
     decoder: Any = types.SimpleNamespace(attempts=lambda: attempts)
-    node.engine, node.decoder = engine, decoder
+    node.groups, node.decoder = (group_of(engine),), decoder
     node._not_fetched(KvReserved("b", 7, (1, 2), (3,)), KeyError("boom"))
     if asked:
         assert engine.settled == []
@@ -103,11 +118,12 @@ async def test_pages_of_a_failed_reservation_go_back_unless_a_write_may_land(ask
 async def test_a_prefill_is_cancelled_by_its_decoders_id_and_by_its_own(request_id: str) -> None:
     node: Any = node_of()
     job = types.SimpleNamespace(request_id="pf3-abc", client_id="abc")
-    node.engine = FakeEngine()
-    node.engine.snapshot = types.SimpleNamespace(requests=(types.SimpleNamespace(request_id="pf3-abc"),))
+    engines = FakeEngine(), FakeEngine()
+    engines[1].requests = (types.SimpleNamespace(request_id="pf3-abc"),)
+    node.groups = tuple(map(group_of, engines))
     node.prefiller = types.SimpleNamespace(jobs=lambda: (job,))
     assert node.cancel(request_id, RequestCancelled("x"))
-    assert set(node.engine.aborted) == {"pf3-abc"}
+    assert [engine.aborted for engine in engines] == [["pf3-abc"]] * 2
     assert not node.cancel("other", RequestCancelled("x"))
 
 
@@ -134,11 +150,12 @@ async def test_a_part_that_fails_to_close_keeps_no_other_open(caplog: pytest.Log
     closed: list[str] = []
     node: Any = node_of()
     node.decoder, node.prefiller = (AsyncPart(closed, name, fails=True) for name in ("decoder", "prefiller"))
-    node.engine = FakeEngine()
-    node.fabric, node._executor = Part(closed, "fabric", fails=True), Part(closed, "ranks")
+    engines = FakeEngine(), FakeEngine()
+    node.groups = group_of(engines[0], Part(closed, "ranks", fails=True)), group_of(engines[1], Part(closed, "ranks"))
+    node.fabric = Part(closed, "fabric", fails=True)
     await node.close()
-    assert closed == ["decoder", "prefiller", "fabric detached", "fabric", "ranks"]
-    assert node.engine.stopped
+    assert closed == ["decoder", "prefiller", "fabric detached", "fabric", "ranks", "ranks"]
+    assert all(engine.stopped for engine in engines)
     assert all(f"{name} could not be closed" in caplog.text for name in ("decoder", "prefiller", "fabric"))
 
 
@@ -147,9 +164,9 @@ async def test_descriptors_of_a_step_that_does_not_end_stay_open() -> None:
     for joins, expected in (((False, True), ["ranks"]), ((False, False), [])):
         closed: list[str] = []
         node: Any = node_of()
-        node.engine, node._executor = FakeEngine(joins=joins), Part(closed, "ranks")
         rank = await asyncio.create_subprocess_exec("sleep", "60")
-        node.ranks = (types.SimpleNamespace(ready=types.SimpleNamespace(pid=rank.pid)),)
+        ready: Any = types.SimpleNamespace(ready=types.SimpleNamespace(pid=rank.pid))
+        node.groups = (group_of(FakeEngine(joins=joins), Part(closed, "ranks"), (ready,)),)
         await node.close()
         assert await rank.wait() == -9
         assert closed == expected

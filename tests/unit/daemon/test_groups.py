@@ -1,0 +1,83 @@
+"""A node of several engines: what documents say of each, and of all together."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import types
+from typing import Any
+
+import pytest
+
+from pdd.config_load import load
+from pdd.daemon.group import EngineGroup
+from pdd.daemon.node import Node
+from pdd.engine.rank_protocol import RankReady
+from pdd.engine.snapshot import EngineSnapshot, RequestRow, Totals, joined
+from pdd.kv.pool import PageCounts
+from pdd.metrics import PAGE_STATES
+
+STATES = {"waiting": 1, "wait_kv": 2, "ready": 3, "running": 4}
+
+
+def picture(at: float, *, free: int = 5, reserved: int = 0, steps: int = 10, batch_size: int = 4) -> EngineSnapshot:
+    return EngineSnapshot(
+        at, dict(STATES), PageCounts(free, 0, reserved, 2, 0, 1), batch_size, 40, 0.5 / steps, 100,
+        Totals(steps=steps, step_seconds=1.0, generated_tokens=7), (RequestRow(f"r{steps}", "generate", "running", at, at),),
+    )
+
+
+def group(index: int, snapshot: EngineSnapshot, busy_since: float | None = None, num_ranks: int = 1) -> EngineGroup:
+    loop: Any = types.SimpleNamespace(snapshot=snapshot, busy_since=busy_since)
+    ranks: Any = tuple(types.SimpleNamespace(ready=ready(rank)) for rank in range(num_ranks))
+    executor: Any = None
+    return EngineGroup(index, executor, ranks, loop=loop)
+
+
+def ready(rank: int) -> RankReady:
+    return RankReady(
+        rank=rank, num_layers=3, num_pages=8, num_kv_heads=1, page_size=16, head_dim=4, dtype="bfloat16", total_kv_heads=2,
+        vocab_size=9, eos_token_ids=(2,), max_context=64, family="llama", fingerprint="f", kv_bytes=1, param_bytes=1,
+        threads=1, load_seconds=0.0, pid=100 + rank,
+    )
+
+
+async def test_status_says_each_group_and_the_totals_are_their_sums() -> None:
+    config, _ = load(env={}, demo=True, search=False)
+    node = Node(config, demo=True)
+    assert node._documents.status().groups == ()
+    now = time.monotonic()
+    node.groups = group(0, picture(now), num_ranks=2), group(1, picture(now, reserved=6, steps=5), now - 30)
+    status = node._documents.status()
+    first, second = status.groups
+    assert (first.index, first.ranks, second.index, second.ranks) == (0, 2, 1, 1)
+    assert (first.running, first.waiting, first.waiting_for_kv, first.batch_size) == (7, 1, 2, 4)
+    assert (first.pages.total, second.pages.total, second.pages.reserved) == (8, 14, 6)
+    assert (first.steps, second.steps, first.heartbeat_age_seconds) == (10, 5, 0.0)
+    assert second.heartbeat_age_seconds == pytest.approx(30, abs=20)
+    assert status.engine.heartbeat_age_seconds == pytest.approx(30, abs=20)
+    for total in ("running", "waiting", "waiting_for_kv", "batch_size"):
+        assert getattr(status, total) == getattr(first, total) + getattr(second, total)
+    for state in (*PAGE_STATES, "total"):
+        assert getattr(status.pages, state) == getattr(first.pages, state) + getattr(second.pages, state)
+    assert status.engine.steps == 15
+    assert [(rank.group, rank.rank) for rank in status.ranks] == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_one_snapshot_is_joined_to_itself() -> None:
+    one = picture(1.0)
+    assert joined([one]) is one
+
+
+def test_joined_snapshots_lose_no_field() -> None:
+    one, two = picture(3.0), picture(2.0, reserved=1, steps=20, batch_size=9)
+    both = joined([one, two])
+    assert both.at == 2.0
+    assert both.states == {state: 2 * count for state, count in STATES.items()}
+    assert both.pages.total == one.pages.total + two.pages.total
+    assert (both.batch_size, both.batch_tokens, both.queued_prefill_tokens) == (13, 80, 200)
+    assert both.last_step_seconds == 0.05
+    assert dataclasses.asdict(both.totals) == {
+        name: value + getattr(two.totals, name) for name, value in dataclasses.asdict(one.totals).items()
+    }
+    assert [row.request_id for row in both.requests] == ["r10", "r20"]
