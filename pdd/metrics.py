@@ -89,6 +89,11 @@ class Snapshot:
     attempts_expired: int = 0  # ended by a deadline
     cancels: int = 0
     fences: int = 0
+    fences_pending: int = 0  # now: links that have ended and are not fenced
+    fence_age: float = 0.0  # seconds, of the oldest of those
+    fence_alarms: int = 0  # links whose fence was overdue
+    quarantine_age: float = 0.0  # seconds, of the oldest pages in quarantine
+    integrity_failures: int = 0  # checks of the pool's books that failed
     prefills: int = 0  # taken for decoders
     engine_heartbeat_age: float = 0.0  # seconds that the turn in hand has run; 0 while idle
     peers: Mapping[str, bool] = dataclasses.field(default_factory=dict)  # address dialled, or name of who called → up
@@ -120,6 +125,9 @@ class SnapshotCollector(Collector):
             ("batch_size", "Requests in the last step.", now.batch_size),
             ("kv_transfers_active", "Transfer sets with writes not yet terminal.", now.transfers_active),
             ("kv_leases", "Attempts whose pages wait for a prefiller's writes.", now.attempts_open),
+            ("kv_fences_pending", "Links that have ended and are not fenced yet.", now.fences_pending),
+            ("kv_fence_age_seconds", "Since the first of those links ended; 0: none.", now.fence_age),
+            ("kv_quarantine_age_seconds", "Since the first of the quarantined pages was; 0: none.", now.quarantine_age),
             ("engine_heartbeat_age_seconds", "Time that the turn in hand of the engine has run.", now.engine_heartbeat_age),
         ):
             yield GaugeMetricFamily(f"pdd_{name}", text, value)
@@ -137,6 +145,8 @@ class SnapshotCollector(Collector):
             ("kv_leases_expired", "Attempts ended by a deadline.", now.attempts_expired),
             ("kv_cancels", "Attempts cancelled at a prefiller.", now.cancels),
             ("kv_fences", "Links ended because the fate of a write was unknown.", now.fences),
+            ("kv_fence_alarms", "Links whose fence did not come in time.", now.fence_alarms),
+            ("kv_integrity_failures", "Checks of the page pool's books that failed.", now.integrity_failures),
             ("kv_prefills", "Prompts taken for decoders.", now.prefills),
         ):
             yield CounterMetricFamily(f"pdd_{name}", text, value)

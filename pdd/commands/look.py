@@ -40,6 +40,22 @@ def _print_status(options: Globals, document: dict[str, Any]) -> None:
     print(status_line(options, document), flush=True)
     for finding in document["findings"]:
         print(f"! {finding['message']}  [{finding['id']}]")
+    for alarm in _alarms(document):
+        print(f"! {alarm}")
+
+
+def _alarms(doc: dict[str, Any]) -> list[str]:
+    """What keeps pages back, or makes the books of the pool doubtful. A daemon of before says nothing of it."""
+    fences, lines = doc.get("fences") or {}, []
+    if fences.get("overdue"):
+        pages = f"{counted(doc['pages']['quarantined'], 'page')} in quarantine"
+        lines.append(
+            f"{counted(fences['overdue'], 'link')} not fenced, the oldest for {show_duration(fences['oldest_seconds'])}, "
+            f"{pages}: the log says why; a restart frees them"
+        )
+    if fences.get("integrity_failures"):
+        lines.append(f"the books of the page pool were wrong {fences['integrity_failures']} times: restart this node")
+    return lines
 
 
 def status_line(options: Globals, doc: dict[str, Any]) -> str:

@@ -47,6 +47,18 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     stale_units: int = 0  # arrived for a key that is not in use
 
 
+class Fences(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds pages back after links have ended, and whether the books of the pool agree. Healthy: all 0 and null,
+    but for milliseconds after a link has ended."""
+
+    pending: int = 0  # links that have ended and are not fenced
+    oldest_seconds: float | None = None  # since the first of those ended
+    overdue: int = 0  # of those: the log has an alarm
+    alarms: int = 0  # links in this life of the daemon that were overdue
+    oldest_quarantine_seconds: float | None = None  # of the pages that are quarantined (pages.quarantined)
+    integrity_failures: int = 0  # checks of the pool's books that failed, in this life of the daemon
+
+
 class PeerLoad(msgspec.Struct, frozen=True, kw_only=True):
     queued_tokens: int = 0
     running: int = 0
@@ -176,6 +188,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     max_batch_size: int = 0
     page_size: int = 0
     pages: Pages = Pages()
+    fences: Fences = Fences()
     transfers: Transfers = Transfers()
     peers: tuple[Peer, ...] = ()
     rates: RateWindows = RateWindows()

@@ -51,7 +51,7 @@ class Documents:
             progress=node.phase.progress, drain_seconds_left=node.drain.seconds_left,
             uptime_seconds=time.monotonic() - node.started_at, max_batch_size=config.engine.max_batch_size,
             page_size=config.kv.page_size, peers=self._peers(), transfers=self._totals(), latency=self._latency(),
-            fabric=view.fabric_info(), findings=view.findings(), groups=self._groups(),
+            fabric=view.fabric_info(), fences=view.fences(), findings=view.findings(), groups=self._groups(),
             ranks=self._ranks(),
         )
         if snapshot is None:
@@ -212,6 +212,7 @@ class Documents:
     def metrics_snapshot(self) -> metrics.Snapshot:
         view, engine = self._view, self._view.snapshot
         totals, tries, prefills = self._totals(), view.attempt_counts, view.prefill_counts
+        fences = view.fences()
         traffic = metrics.Snapshot(
             writes=totals.writes, bytes=totals.bytes, units=totals.units, units_received=totals.units_received,
             stale_units=totals.stale_units, transfers_active=totals.active, sets_failed=prefills.failed + prefills.peer_lost,
@@ -221,7 +222,9 @@ class Documents:
             cancels=tries.cancels, fences=tries.fences, prefills=prefills.jobs, peers=view.peers_up(),
             links=[metrics.LinkTotals(peer=flow.peer, nic=view.nics, direction=flow.direction, bytes=flow.bytes)
                    for flow in view.flows()],
-            nic_utilization=view.nic_utilization(),
+            nic_utilization=view.nic_utilization(), fences_pending=fences.pending,
+            fence_age=fences.oldest_seconds or 0.0, fence_alarms=fences.alarms,
+            quarantine_age=fences.oldest_quarantine_seconds or 0.0, integrity_failures=fences.integrity_failures,
         )
         if engine is None:
             return traffic

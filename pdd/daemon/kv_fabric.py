@@ -26,8 +26,9 @@ from pdd.fabric.engine import Fabric
 from pdd.fabric.types import Caps, Stats
 from pdd.messenger import wire
 from pdd.messenger.events import FabricEvents
+from pdd.messenger.fencing import Fencing
 from pdd.messenger.handshake import LocalNode
-from pdd.messenger.link import LinkContext
+from pdd.messenger.link import LinkContext, PeerLink
 from pdd.messenger.planner import ShardPlanner, compare
 from pdd.messenger.settings import LinkSettings
 from pdd.states import record_nothing
@@ -77,6 +78,7 @@ class KvFabric:
             raise ConfigError(mixed, hint="give all prefillers addresses of one family, or set fabric.bind to an "
                               "address of this node that all of them reach")
         self.events = FabricEvents(self.fabric)
+        self.fencing: Fencing[PeerLink] = Fencing()
         _log.info(
             "%s over %s, libfabric %s (%s); %s", self.caps.provider,
             ", ".join(nic.address or nic.domain for nic in self.caps.nics), self.caps.library_version,
@@ -148,7 +150,7 @@ class KvFabric:
         )
         return LinkContext(
             node=node, fabric=self.fabric, events=self.events, settings=settings, compare=compare, clock=time.monotonic,
-            recorder=record_nothing,
+            recorder=record_nothing, fencing=self.fencing,
         )
 
     # -- documents ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A part that is not there yet, or that the role does not need, reads as empty. No
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
 from pdd.api.service import Health
@@ -14,6 +15,7 @@ from pdd.daemon.flows import IN, OUT, Flow, Names
 from pdd.engine.rank_protocol import RankReady
 from pdd.engine.snapshot import EngineSnapshot, joined
 from pdd.fabric.types import Stats
+from pdd.messenger.fencing import FenceStatus
 from pdd.messenger.status import AttemptStatus, DecoderCounters, JobStatus, PeerStatus, PrefillerCounters
 from pdd.units import counted
 
@@ -152,6 +154,17 @@ class NodeView:
         for reason in ("refused", "cancelled", "failed", "peer_lost"):
             found[reason] = found.get(reason, 0) + getattr(prefills, reason)
         return found
+
+    def fences(self) -> schema.Fences:
+        """Of all links and engines."""
+        now, engine = time.monotonic(), self.snapshot
+        links = FenceStatus() if self._node.fabric is None else self._node.fabric.fencing.status(now)
+        since = None if engine is None else engine.quarantined_since
+        return schema.Fences(
+            pending=links.pending, oldest_seconds=links.oldest_seconds, overdue=links.overdue, alarms=links.alarms,
+            oldest_quarantine_seconds=None if since is None else now - since,
+            integrity_failures=0 if engine is None else engine.totals.integrity_failures,
+        )
 
     # -- fabric -------------------------------------------------------------------------------------------------------
     @property

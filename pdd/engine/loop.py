@@ -3,10 +3,10 @@
     inbox (any thread) -> scheduler -> sinks armed -> executor.execute(plan) -> scheduler -> events out
 
 One thread owns scheduler and pool. Others speak to it through `EngineInbox`, whose calls only put a command into a
-queue; it answers through `emit`, which gets the events of a moment in one list, in order. With nothing to run it sleeps
-on the queue until a command comes or a waiting request's deadline does: it never polls. A step is not interrupted; an
-abort takes effect after it. From waking up to falling asleep it is busy, turn after turn; a turn that does not end, in
-a step, a sink or anywhere else, is what a watchdog sees.
+queue; it answers through `emit`, which gets the events of a moment in one list, in order. With nothing to run it proves
+the books of the page pool and sleeps on the queue until a command comes or a waiting request's deadline does: it never
+polls. A step is not interrupted; an abort takes effect after it. From waking up to falling asleep it is busy, turn after
+turn; a turn that does not end, in a step, a sink or anywhere else, is what a watchdog sees.
 
 A failure of the executor, or a bug, ends the thread: every open request is told, `on_failure` is called once, and
 whatever is submitted after that is refused. It does not restart anything and does not decide what the daemon does then.
@@ -38,8 +38,10 @@ from pdd.engine.request import (
 from pdd.engine.scheduler import Scheduler
 from pdd.engine.snapshot import EngineSnapshot, Totals, take_snapshot
 from pdd.errors import Draining, EngineError
+from pdd.kv.pool import IntegrityError
 from pdd.states import Recorder, State, record_nothing
 
+INTEGRITY_EVERY_SECONDS = 1.0  # at most so often an engine that goes idle proves the books of its pages
 SNAPSHOT_EVERY_SECONDS = 0.02  # under load; before the thread sleeps there is always a fresh one
 
 _log = logging.getLogger(__name__)
@@ -100,6 +102,8 @@ class EngineLoop:
         self._batch_size = self._batch_tokens = 0
         self._last_step_seconds = 0.0
         self._totals = Totals()
+        self._books_changed = False  # since they were checked
+        self._books_checked_at = float("-inf")
         self._snapshot = self._picture(clock())
 
     # -- other threads --------------------------------------------------------------------------------------------
@@ -176,8 +180,9 @@ class EngineLoop:
         self._count(decision)
         if decision.plan is None:
             self._batch_size = self._batch_tokens = 0
+            check_at = self._check_books(started)
             self._snapshot = self._picture(started)
-            self._sleep(decision.wake_at)
+            self._sleep(min((at for at in (decision.wake_at, check_at) if at is not None), default=None))
             return
         began = self._clock()
         self._batch_size, self._batch_tokens = len(decision.plan.rows), decision.plan.num_tokens
@@ -185,6 +190,7 @@ class EngineLoop:
         if decision.plan.new or began - self._snapshot.at >= SNAPSHOT_EVERY_SECONDS:
             self._snapshot = self._picture(began)
         result = self._executor.execute(decision.plan)
+        self._books_changed = True
         returned = self._clock()
         self._carry_out(self._scheduler.complete(decision.plan, result, returned), returned, None)
         self._flush()
@@ -197,6 +203,24 @@ class EngineLoop:
         for _ in range(self._inbox.qsize()):
             self._do(self._inbox.get_nowait())
         self._flush()
+
+    def _check_books(self, now: float) -> float | None:
+        """Proves the books of the page pool, once since they changed; None, or when it is time for that.
+
+        Books that are wrong are an alarm and not the end: what they say may be as wrong for a request as for a page.
+        """
+        if not self._books_changed:
+            return None
+        due = self._books_checked_at + INTEGRITY_EVERY_SECONDS
+        if now < due:
+            return due
+        self._books_changed, self._books_checked_at = False, now
+        try:
+            self._scheduler.pool.check_integrity()
+        except IntegrityError as error:
+            self._totals = dataclasses.replace(self._totals, integrity_failures=self._totals.integrity_failures + 1)
+            _log.error("the books of the page pool are wrong, which is a bug of pdd; restart this node: %s", error)
+        return None
 
     def _sleep(self, wake_at: float | None) -> None:
         timeout = None if wake_at is None else max(0.0, wake_at - self._clock())
@@ -211,6 +235,7 @@ class EngineLoop:
     def _do(self, command: _Command) -> None:
         call, arguments = command
         now = self._clock()
+        self._books_changed = True
         try:
             effects = call(*arguments, now)
         except Misuse as error:

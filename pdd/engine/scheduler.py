@@ -140,7 +140,10 @@ class Scheduler:
         """
         if attempt in self._orphans:
             if outcome is KvOutcome.QUARANTINED:
+                if self.pool.state(attempt) is PageState.QUARANTINED:
+                    raise Misuse(f"attempt {attempt} is quarantined already")
                 self.pool.move(attempt, PageState.QUARANTINED)
+                self._orphans[attempt] = Orphan(self._orphans[attempt].request_id, now)
             else:
                 del self._orphans[attempt]
                 self.pool.release(attempt)

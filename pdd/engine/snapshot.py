@@ -44,6 +44,7 @@ class Totals:
     preemptions: int = 0
     expired: int = 0
     misuses: int = 0  # inbox calls that broke the contract
+    integrity_failures: int = 0  # checks of the page pool's books that failed
 
 
 N = TypeVar("N", PageCounts, Totals)
@@ -60,6 +61,7 @@ class EngineSnapshot:
     queued_prefill_tokens: int  # prompt tokens that this node still has to compute
     totals: Totals
     requests: tuple[RequestRow, ...]
+    quarantined_since: float | None = None  # of the pages that have been quarantined for longest
 
     @property
     def idle(self) -> bool:
@@ -81,6 +83,9 @@ def joined(snapshots: Sequence[EngineSnapshot]) -> EngineSnapshot:
         queued_prefill_tokens=sum(each.queued_prefill_tokens for each in snapshots),
         totals=_summed([each.totals for each in snapshots]),
         requests=tuple(row for each in snapshots for row in each.requests),
+        quarantined_since=min(
+            (each.quarantined_since for each in snapshots if each.quarantined_since is not None), default=None
+        ),
     )
 
 
@@ -106,13 +111,17 @@ def take_snapshot(
             record.life.since, record.prompt_len, record.output_len, record.computed,
             pool.num_held(record.hold) if record.hold in pool else 0,
         ))
+    quarantined = []
     for attempt, orphan in scheduler.orphans.items():
         state = "quarantined" if pool.state(attempt) is PageState.QUARANTINED else "abandoned"
+        if state == "quarantined":
+            quarantined.append(orphan.since)
         rows.append(RequestRow(
             orphan.request_id, "attempt", state, orphan.since, orphan.since, pages=pool.num_held(attempt)
         ))
     return EngineSnapshot(
-        now, states, pool.counts(), batch_size, batch_tokens, last_step_seconds, queued, totals, tuple(rows)
+        now, states, pool.counts(), batch_size, batch_tokens, last_step_seconds, queued, totals, tuple(rows),
+        min(quarantined, default=None),
     )
 
 

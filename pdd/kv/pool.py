@@ -1,7 +1,16 @@
 """Who owns each page of KV: one number space of pages, each free or in exactly one hold.
 
 A *hold* is a list of pages in token order under an owner's id (an attempt, a running row), and the whole hold is in
-one state. Pages enter a hold by `reserve` and `grow`, leave it only by `release`, and change state by `move`. Because a
+one state, which says who may still touch its pages:
+
+    state         written by          read by    it goes on to
+    FREE          nobody              nobody     RESERVED, RUNNING: reserve
+    RESERVED      a prefiller         nobody     RUNNING: whole; QUARANTINED: its link has ended; FREE: no write can land
+    RUNNING       ranks               ranks      SENDING: computed, or given up; FREE: over, or preempted
+    SENDING       nobody              the NIC    FREE: every write is terminal
+    QUARANTINED   perhaps a prefiller nobody     FREE: its link is fenced, and nothing else
+
+Pages enter a hold by `reserve` and `grow`, leave it only by `release`, and change state by `move`. Because a
 page has no other way back, "a page is free only if no write that names it can still land" is a matter of calling
 `release` late enough; the pool itself has no timers and no opinion.
 
@@ -28,6 +37,14 @@ class PageState(enum.Enum):
     RUNNING = "running"
     SENDING = "sending"  # a write may still read it
     QUARANTINED = "quarantined"  # a write that nobody can account for may still land in it
+
+
+MOVES = {  # of a hold, without being released in between
+    PageState.RESERVED: frozenset({PageState.RUNNING, PageState.QUARANTINED}),
+    PageState.RUNNING: frozenset({PageState.SENDING}),
+    PageState.SENDING: frozenset[PageState](),
+    PageState.QUARANTINED: frozenset[PageState](),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,9 +140,15 @@ class PagePool:
         return tuple(pages)
 
     def move(self, owner: int, state: PageState) -> None:
-        """Puts the whole hold in another state. FREE is not one: that is what `release` is for."""
+        """Puts the whole hold in another state. FREE is not one: that is what `release` is for.
+
+        Raises:
+            AssertionError: MOVES has no such move. That is a bug of this program.
+        """
         self._require_held(state)
         hold = self._holds[owner]
+        if state not in MOVES[hold.state]:
+            raise AssertionError(f"hold {owner}: {hold.state.value} -> {state.value} is not in the table")
         self._shift(hold.state, state, len(hold.pages))
         hold.state = state
 
@@ -139,25 +162,30 @@ class PagePool:
 
     # -- proof ----------------------------------------------------------------------------------------------------
     def check_integrity(self) -> None:
-        """Raises IntegrityError unless every page is free or in exactly one hold, and the counts say so. O(pages)."""
-        owner_of: dict[int, int | None] = {}
-        end_of_previous = -1
+        """Raises IntegrityError unless every page is free or in exactly one hold, and the counts say so.
+
+        O(free runs + held pages), and a byte per page: about 60 ns for each held page.
+        """
+        taken, end_of_previous = bytearray(self.num_pages), -1
         for start, length in zip(self._starts, self._lengths, strict=True):
-            if start <= end_of_previous or length < 1:
-                raise IntegrityError(f"free run [{start}, {start + length}) overlaps or touches the one before it")
+            if start <= end_of_previous or length < 1 or start + length > self.num_pages:
+                raise IntegrityError(f"free run [{start}, {start + length}) overlaps, touches the one before it or is no run")
             end_of_previous = start + length
-            owner_of.update(dict.fromkeys(range(start, start + length)))
+            taken[start:end_of_previous] = b"\1" * length
         found = dict.fromkeys(PageState, 0)
-        found[PageState.FREE] = len(owner_of)
+        found[PageState.FREE] = num_known = sum(self._lengths)
         for owner, hold in self._holds.items():
             for page in hold.pages:
-                if page in owner_of:
-                    other = "the free list" if owner_of[page] is None else owner_of[page]
-                    raise IntegrityError(f"page {page} is held by {owner} and by {other}")
-                owner_of[page] = owner
+                if not 0 <= page < self.num_pages:
+                    raise IntegrityError(f"page {page} of {owner} is not of this pool")
+                if taken[page]:
+                    others = [other for other, each in self._holds.items() if other != owner and page in each.pages]
+                    raise IntegrityError(f"page {page} is held by {owner} and by {others or 'the free list'}")
+                taken[page] = 1
             found[hold.state] += len(hold.pages)
-        if set(owner_of) != set(range(self.num_pages)):
-            raise IntegrityError(f"{self.num_pages - len(owner_of)} of {self.num_pages} pages are lost or out of range")
+            num_known += len(hold.pages)
+        if num_known != self.num_pages:
+            raise IntegrityError(f"{self.num_pages - num_known} of {self.num_pages} pages are lost")
         if found != self._counts:
             raise IntegrityError(f"counted {found}, booked {self._counts}")
 

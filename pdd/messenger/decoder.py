@@ -49,7 +49,6 @@ from pdd.states import State
 
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 10
-_FENCE_ALARM_SECONDS = 30.0
 
 
 class Decoder:
@@ -293,10 +292,7 @@ class Decoder:
             case AttemptState.CHOOSING:
                 self._place(attempt)
             case AttemptState.FENCING:
-                age = self._context.clock() - attempt.state.since
-                if age >= _FENCE_ALARM_SECONDS:
-                    line = f"attempt {attempt.id} has waited for a fence for over {_FENCE_ALARM_SECONDS:g} s"
-                    self._quiet.log(logging.ERROR, f"{line}; {len(attempt.reserved.pages)} pages stay quarantined")
+                return  # until its link is fenced, whose alarm is that of `Fencing`
             case AttemptState.DRAINING:
                 assert attempt.ended is not None
                 self._compare_counts(attempt, attempt.ended)

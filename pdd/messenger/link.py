@@ -27,6 +27,7 @@ from pdd.errors import FabricFailure, PddError, PeerIncompatible, PeerLost, Peer
 from pdd.messenger import handshake, wire
 from pdd.messenger.awake import AwakeTime
 from pdd.messenger.events import FabricEvents
+from pdd.messenger.fencing import Fencing
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.goodbye import InOrder, goodbye, said
 from pdd.messenger.handshake import Compare, LocalNode, Offer
@@ -38,7 +39,6 @@ from pdd.states import Clock, Recorder, State
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 2  # so that a tick which comes late counts for less than suspect_after
 _MAX_ECHOES = 64  # heartbeats whose answer may still come
-_FENCE_ALARM_SECONDS = 1.0  # an error of an endpoint that closes all the same is no news
 
 
 class LinkState(enum.Enum):
@@ -98,6 +98,7 @@ class LinkContext:
     compare: Compare
     clock: Clock
     recorder: Recorder
+    fencing: Fencing[PeerLink] = dataclasses.field(default_factory=lambda: Fencing())
     threads: Executor = dataclasses.field(  # for fabric calls that may take long; ends with the last link
         default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="fabric-call")
     )
@@ -215,6 +216,7 @@ class PeerLink:
         self.error = error
         self.ended_at = self._context.clock()
         self._state.move(LinkState.CLOSING, str(error))
+        self._context.fencing.begin(self)
         try:
             self._stream.send(goodbye(error))
             self._stream.close()
@@ -276,7 +278,6 @@ class PeerLink:
     def endpoint_failed(self, message: str) -> None:
         if self.state is LinkState.CLOSING:  # of the close itself, or of what the close will end
             self.fence_error = message
-            asyncio.get_running_loop().call_later(_FENCE_ALARM_SECONDS, self._tell_fence_error)
             return
         self.fence(FabricFailure(f"the fabric endpoint of {self.name} failed: {message}"))
 
@@ -336,15 +337,11 @@ class PeerLink:
         if self.state is LinkState.CLOSED:
             return
         self._state.move(LinkState.CLOSED)
+        self._context.fencing.done(self)
         self.fence_error = ""
         self._closed.set()
         if self.was_up:
             self._tell(self._handler.link_closed)
-
-    def _tell_fence_error(self) -> None:
-        if self.fence_error:
-            # Without the event there is no fence: the pages stay quarantined, visibly, rather than be handed out.
-            _log.error("%s (%s) is not fenced; its pages stay quarantined: %s", self.name, self.label, self.fence_error)
 
     def _tell(self, call: Callable[[PeerLink], None]) -> None:
         """Tells the handler of an end, which nothing can hold up."""

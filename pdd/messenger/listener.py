@@ -15,7 +15,7 @@ from pdd.errors import PddError, PeerLost
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.goodbye import InOrder
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
-from pdd.messenger.peers import set_socket_options, wait_fenced, way_text, with_link
+from pdd.messenger.peers import set_socket_options, way_text, with_link
 from pdd.messenger.quiet import QuietLog, level_of_end
 from pdd.messenger.status import PeerStatus
 
@@ -33,7 +33,6 @@ class PeerListener:
         self._handler = handler
         self._server: asyncio.Server | None = None
         self._links: dict[PeerLink, asyncio.Task[None]] = {}
-        self._fencing: set[PeerLink] = set()
         self._quiet = QuietLog(_log, context.clock)
         self._closing = False
 
@@ -46,13 +45,12 @@ class PeerListener:
         if self._server is not None:
             self._server.close()
         tasks = list(self._links.values())
-        links = [*self._links, *self._fencing]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for link in list(self._links):  # whose tasks were cancelled before they had begun
             await self._end_unheard(link)
-        await wait_fenced(links, fence_seconds)
+        await self._context.fencing.wait(fence_seconds)
 
     @property
     def links(self) -> list[PeerLink]:
@@ -62,7 +60,7 @@ class PeerListener:
     def status(self, outstanding: dict[PeerLink, tuple[int, int]]) -> tuple[PeerStatus, ...]:
         """Links that are up, and those that cannot be fenced. `outstanding` maps links to (jobs, tokens) in hand."""
         now = self._context.clock()
-        stuck = [link for link in (*self._links, *self._fencing) if link.was_up and link.fence_error]
+        stuck = [link for link in self._context.fencing.pending() if link.was_up and link.fence_error]
         return tuple(
             with_link(
                 PeerStatus(
@@ -81,7 +79,6 @@ class PeerListener:
         if self._closing:  # it was accepted just before
             stream.abort()
             return
-        self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
         self._make_room()
         set_socket_options(writer)
         link = PeerLink(
@@ -111,7 +108,6 @@ class PeerListener:
                 await link.wait_hung_up()
             finally:
                 del self._links[link]
-                self._fencing.add(link)
 
     async def _end_unheard(self, link: PeerLink) -> None:
         del self._links[link]

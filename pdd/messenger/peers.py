@@ -24,7 +24,6 @@ from pdd.messenger.handshake import FieldDiff, Refusal
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
 from pdd.messenger.quiet import QuietLog, level_of_end
 from pdd.messenger.status import PeerStatus
-from pdd.units import counted
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +116,6 @@ class PeerTable:
         self._backoff = backoff
         self._rng = rng or random.Random()
         self._tasks: dict[Peer, asyncio.Task[None]] = {}  # those of former members too, until they have ended
-        self._fencing: set[PeerLink] = set()  # links that are over, their fences perhaps still on their way
         self._is_running = False
         self.peers: tuple[Peer, ...] = ()
         self.set_members(addresses)
@@ -134,8 +132,7 @@ class PeerTable:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        links = {peer.link for peer in self.peers if peer.link is not None}
-        await wait_fenced([*links, *self._fencing], fence_seconds)
+        await self._context.fencing.wait(fence_seconds)
 
     def set_members(self, addresses: Sequence[Address]) -> None:
         """Makes `addresses` the members: links to those that stay are kept, the new ones are dialled, and the links to
@@ -199,7 +196,6 @@ class PeerTable:
 
     def _dismiss(self, peer: Peer) -> None:
         if peer.link is not None:
-            self._fencing.add(peer.link)
             peer.link.fence(PeerLost(f"{peer.address} is no longer listed as a prefiller"))
         if peer in self._tasks:
             self._tasks[peer].cancel()
@@ -252,9 +248,6 @@ class PeerTable:
         def admit(link: PeerLink) -> None:
             self._admit(peer, link)
 
-        if peer.link is not None:
-            self._fencing.add(peer.link)
-        self._fencing = {link for link in self._fencing if link.state is not LinkState.CLOSED}
         peer.link = PeerLink(
             self._context, FrameStream(reader, writer), self._handler, initiator=True, label=str(peer.address),
             admit=admit, allow_local=peer.allow_local,
@@ -303,7 +296,7 @@ class PeerTable:
 
     def _fence_error(self, peer: Peer) -> str:
         """Of any link that this peer has had."""
-        links = [link for link in (*self._fencing, peer.link) if link is not None and link.label == str(peer.address)]
+        links = [link for link in self._context.fencing.pending() if link.label == str(peer.address)]
         return next((link.fence_error for link in links if link.fence_error), "")
 
 
@@ -327,16 +320,3 @@ def with_link(base: PeerStatus, link: PeerLink, num_outstanding: int, outstandin
         queued_tokens=link.load.queued_tokens, running=link.load.running, free_pages=link.load.free_pages,
         outstanding=num_outstanding, outstanding_tokens=outstanding_tokens,
     )
-
-
-async def wait_fenced(links: Sequence[PeerLink], seconds: float) -> bool:
-    """Waits until all links are CLOSED. False when some are not within `seconds`."""
-    try:
-        async with asyncio.timeout(seconds):
-            for link in links:
-                await link.wait_closed()
-    except TimeoutError:
-        num_open = sum(link.state is not LinkState.CLOSED for link in links)
-        _log.error("not fenced yet: %s", counted(num_open, "link"))
-        return False
-    return True

@@ -48,6 +48,7 @@ class FakeSource:
         self.phase: str | None = "load"
         self.progress: float | None = 0.42
         self.drain_seconds_left: float | None = None
+        self.fences = schema.Fences()
 
     def status(self) -> schema.Status:
         return schema.Status(
@@ -57,7 +58,7 @@ class FakeSource:
             phase=self.phase, progress=self.progress, drain_seconds_left=self.drain_seconds_left,
             reasons=() if self.state == "ready" else (f"it is {self.state}",),
             pages=schema.Pages(total=64, free=50, reserved=10, running=4),
-            transfers=schema.Transfers(writes=self.writes, bytes=self.writes * 4096, units=self.writes),
+            fences=self.fences, transfers=schema.Transfers(writes=self.writes, bytes=self.writes * 4096, units=self.writes),
             peers=(PEER,), fabric=schema.FabricInfo(provider="tcp", library_version="2.5"),
         )
 

@@ -22,7 +22,7 @@ import typer
 from pdd import cli
 from pdd.commands import tree
 from pdd.commands.common import Globals
-from pdd.control import paths
+from pdd.control import paths, schema
 from pdd.errors import UsageError
 from pdd.version import VERSION
 from tests.control import fake_daemon
@@ -53,6 +53,18 @@ def test_each_command_has_json_with_a_schema(pdd: Pdd, daemon: Daemon, command: 
         document = json.loads(clean(pdd(*words), 0).stdout)
         expected = "status" if command == "top" else command
         assert document["schema"] == f"pdd.{expected}/1"
+
+
+def test_status_says_what_keeps_pages_back(pdd: Pdd, daemon: Daemon) -> None:
+    assert "!" not in clean(pdd("status"), 0).stdout
+    daemon.source.fences = schema.Fences(pending=1, oldest_seconds=2e-4)  # as after each end of a link
+    assert "!" not in clean(pdd("status"), 0).stdout
+    daemon.source.fences = schema.Fences(pending=2, oldest_seconds=75.0, overdue=1, alarms=1, integrity_failures=3)
+    lines = clean(pdd("status"), 0).stdout.splitlines()[1:]
+    assert lines == [
+        "! 1 link not fenced, the oldest for 75.0s, 0 pages in quarantine: the log says why; a restart frees them",
+        "! the books of the page pool were wrong 3 times: restart this node",
+    ]
 
 
 def test_tables(pdd: Pdd, daemon: Daemon) -> None:

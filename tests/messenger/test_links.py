@@ -14,9 +14,8 @@ from pdd.address import Address
 from pdd.engine.request import KvOutcome
 from pdd.errors import PeerLost
 from pdd.fabric.types import EndpointFailed
-from pdd.messenger import link as link_module
-from pdd.messenger import peers, wire
-from pdd.messenger.link import LinkState
+from pdd.messenger import fencing, peers, wire
+from pdd.messenger.link import LinkState, PeerLink
 from tests.messenger.rig import DecoderNode, finish, prompt, running, until, up
 
 
@@ -116,7 +115,7 @@ async def test_attempt_that_cannot_be_placed_is_given_up_alone(monkeypatch: pyte
 async def test_fence_that_fails_is_told_and_keeps_the_pages(
     how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link_module, "_FENCE_ALARM_SECONDS", 0.05)
+    monkeypatch.setattr(fencing, "ALARM_SECONDS", 0.05)
     async with running() as rig:
         p = await rig.prefiller()
         d = await rig.decoder([p.port])
@@ -143,11 +142,38 @@ async def test_fence_that_fails_is_told_and_keeps_the_pages(
         (stuck,) = d.decoder.attempts()
         assert (stuck.state, d.engine.quarantined) == ("fencing", 3)
         assert "fi_close" in stuck.fence_error
+        fences = d.context.fencing.status(link.since + 7.0)
+        assert (fences.pending, fences.oldest_seconds, fences.overdue, fences.alarms) == (1, 7.0, 1, 1)
         d.fabric._closed(endpoint)  # it comes after all
         await rig.settle()
         assert link.state is LinkState.CLOSED
+        assert d.context.fencing.status(0.0) == fencing.FenceStatus(alarms=1)
         assert d_status()[0].fence_error == ""
         assert d.engine.quarantined == 0
+
+
+async def test_fence_that_never_comes_is_told_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fabric says nothing at all, not even an error."""
+    monkeypatch.setattr(fencing, "ALARM_SECONDS", 0.05)
+    monkeypatch.setattr(fencing, "REPEAT_SECONDS", 0.1)
+    async with running() as rig:
+        p = await rig.prefiller()
+        d = await rig.decoder([p.port])
+        await until(up(d))
+        (link,) = d.decoder.peers.usable_links()
+        endpoint = link.endpoint
+        assert endpoint is not None
+        d.fabric.never_close = True
+        link.fence(PeerLost("for the test"))
+        await until(lambda: len([r for r in caplog.records if "has not said that its endpoint is closed" in r.message]) >= 3)
+        status = d.context.fencing.status(link.since)
+        assert (status.overdue, status.alarms) == (1, 1)
+        assert not await d.context.fencing.wait(0.01)
+        d.fabric.never_close = False
+        d.fabric._closed(endpoint)
+        assert await d.context.fencing.wait(3.0)
 
 
 async def test_decoder_that_cannot_be_fenced_stays_in_the_list() -> None:
@@ -172,7 +198,7 @@ async def test_error_of_an_endpoint_that_closes_all_the_same_is_no_alarm(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A peer that dies breaks its endpoint and its TCP connection in any order."""
-    monkeypatch.setattr(link_module, "_FENCE_ALARM_SECONDS", 0.05)
+    monkeypatch.setattr(fencing, "ALARM_SECONDS", 0.05)
     async with running() as rig:
         p = await rig.prefiller()
         d = await rig.decoder([p.port])
@@ -252,7 +278,7 @@ async def test_failure_before_the_endpoint_has_an_owner_is_not_lost(monkeypatch:
         await until(up(d))
 
 
-async def _dialled(d: DecoderNode) -> link_module.PeerLink:
+async def _dialled(d: DecoderNode) -> PeerLink:
     (peer,) = d.decoder.peers.peers
     await until(lambda: peer.link is not None)
     assert peer.link is not None

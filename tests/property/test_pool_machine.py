@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pdd.kv.pool import PagePool, PageState
+from pdd.kv.pool import MOVES, PagePool, PageState
 
 NUM_PAGES = 24
 HELD = [PageState.RESERVED, PageState.RUNNING, PageState.SENDING, PageState.QUARANTINED]
@@ -45,6 +46,10 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), state=st.sampled_from(HELD))
     def move(self, data: st.DataObject, state: PageState) -> None:
         owner = data.draw(st.sampled_from(sorted(self.model)))
+        if state not in MOVES[self.model[owner][0]]:
+            with pytest.raises(AssertionError, match="not in the table"):
+                self.pool.move(owner, state)
+            return
         self.pool.move(owner, state)
         self.model[owner] = (state, self.model[owner][1])
 

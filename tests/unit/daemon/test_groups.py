@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from pdd.config_load import load
+from pdd.control.schema import FabricInfo
 from pdd.daemon.group import EngineGroup
 from pdd.daemon.node import Node
 from pdd.engine.rank_protocol import RankReady
 from pdd.engine.snapshot import EngineSnapshot, RequestRow, Totals, joined
+from pdd.fabric.types import Stats
 from pdd.kv.pool import PageCounts
+from pdd.messenger.fencing import FenceStatus
 from pdd.metrics import PAGE_STATES
 
 STATES = {"waiting": 1, "wait_kv": 2, "ready": 3, "running": 4}
@@ -62,6 +65,29 @@ async def test_status_says_each_group_and_the_totals_are_their_sums() -> None:
         assert getattr(status.pages, state) == getattr(first.pages, state) + getattr(second.pages, state)
     assert status.engine.steps == 15
     assert [(rank.group, rank.rank) for rank in status.ranks] == [(0, 0), (0, 1), (1, 0)]
+
+
+async def test_fences_and_quarantine_are_in_status_and_metrics() -> None:
+    config, _ = load(env={}, demo=True, search=False)
+    node: Any = Node(config, demo=True)
+    healthy = node._documents.status().fences
+    assert (healthy.pending, healthy.oldest_seconds, healthy.alarms, healthy.oldest_quarantine_seconds) == (0, None, 0, None)
+    assert "pdd_kv_fence_age_seconds 0.0" in node.metrics.text()
+    now = time.monotonic()
+    old = dataclasses.replace(picture(now), quarantined_since=now - 50, totals=Totals(integrity_failures=2))
+    node.groups = group(0, picture(now)), group(1, old)
+    node.fabric = types.SimpleNamespace(
+        fencing=types.SimpleNamespace(status=lambda now: FenceStatus(pending=3, oldest_seconds=9.0, overdue=1, alarms=4)),
+        stats=Stats, provider="tcp", info=FabricInfo, findings=lambda: (),
+    )
+    fences = node._documents.status().fences
+    assert (fences.pending, fences.oldest_seconds, fences.overdue, fences.alarms) == (3, 9.0, 1, 4)
+    assert fences.oldest_quarantine_seconds == pytest.approx(50, abs=20)
+    assert fences.integrity_failures == 2
+    text = node.metrics.text()
+    for line in ("fences_pending 3.0", "fence_age_seconds 9.0", "fence_alarms_total 4.0", "integrity_failures_total 2.0"):
+        assert f"pdd_kv_{line}" in text
+    assert float(text.split("pdd_kv_quarantine_age_seconds ")[-1].split()[0]) == pytest.approx(50, abs=20)
 
 
 def test_one_snapshot_is_joined_to_itself() -> None:

@@ -17,6 +17,7 @@ from pdd.daemon.ledger import Ledger
 from pdd.daemon.meter import Meter
 from pdd.daemon.node import Node
 from pdd.fabric.types import Stats
+from pdd.messenger.fencing import Fencing
 from pdd.messenger.status import AttemptDone, DecoderCounters, JobDone, PeerStatus, PrefillerCounters
 from pdd.metrics import Metrics
 
@@ -149,6 +150,7 @@ async def test_transfers_in_flight_are_the_fabrics() -> None:
     node: Any = Node(config, demo=True)
     node.fabric = types.SimpleNamespace(
         stats=lambda: Stats(active_transfers=5, writes=1), provider="tcp", info=lambda: node_fabric(), findings=lambda: (),
+        fencing=Fencing(),
     )
     assert "pdd_kv_transfers_active 5.0" in node.metrics.text()
     node.line_rate = 1e9

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from pdd.engine import loop as loop_module
 from pdd.engine.batch import StepPlan, StepResult
 from pdd.engine.limits import SchedulerLimits
 from pdd.engine.loop import EngineLoop
@@ -408,3 +409,36 @@ def test_many_threads_may_submit_and_abort(rig: Rig) -> None:
         assert ended
         assert (ended.reason is FinishReason.LENGTH) == (got == right)
     rig.wait_snapshot(lambda: rig.loop.snapshot.idle)
+
+
+# -- the books of the page pool ---------------------------------------------------------------------------------------
+def test_an_engine_that_goes_idle_proves_its_books_and_tells_when_they_are_wrong(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_module, "INTEGRITY_EVERY_SECONDS", 0.05)
+    checks = []
+    check = rig.scheduler.pool.check_integrity
+    monkeypatch.setattr(rig.scheduler.pool, "check_integrity", lambda: (checks.append(1), check()))
+    rig.loop.submit(generate("a", (1, 2, 3), max_tokens=2))
+    rig.wait(lambda: any(isinstance(event, Finished) for event in rig.events))
+    rig.wait_snapshot(lambda: checks)
+    assert rig.loop.snapshot.totals.integrity_failures == 0
+    rig.scheduler.pool._lengths[0] -= 1  # a page is lost
+    rig.loop.abort("nobody")
+    rig.wait_snapshot(lambda: rig.loop.snapshot.totals.integrity_failures == 1)
+    assert "1 of 16 pages are lost" in caplog.text
+    before = len(checks)
+    time.sleep(0.2)
+    assert len(checks) == before  # an engine that sleeps proves nothing again
+    rig.scheduler.pool._lengths[0] += 1
+    assert rig.failures == []
+
+
+def test_books_that_change_all_the_time_are_not_proved_each_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "INTEGRITY_EVERY_SECONDS", 1000.0)
+    checks = []
+    monkeypatch.setattr(rig.scheduler.pool, "check_integrity", lambda: checks.append(1))
+    for index in range(10):
+        rig.loop.submit(generate(f"r{index}", (1, 2, 3), max_tokens=2))
+        rig.wait(lambda index=index: sum(isinstance(event, Finished) for event in rig.events) == index + 1)  # type: ignore[misc]
+    assert len(checks) <= 1

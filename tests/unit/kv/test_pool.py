@@ -50,6 +50,43 @@ def test_a_hold_is_never_free_or_cached(state: PageState) -> None:
         pool.move(1, state)
 
 
+def test_what_is_quarantined_has_one_way_out() -> None:
+    pool = PagePool(4)
+    pool.reserve(1, 2, PageState.RESERVED)
+    pool.move(1, PageState.QUARANTINED)
+    for state in (PageState.RUNNING, PageState.RESERVED, PageState.SENDING):
+        with pytest.raises(AssertionError, match=f"quarantined -> {state.value}"):
+            pool.move(1, state)
+    assert pool.release(1) == 2
+
+
+def test_books_that_do_not_agree_are_seen() -> None:
+    def damaged(how: str) -> PagePool:
+        pool = PagePool(8)
+        pool.reserve(1, 3, PageState.RUNNING)
+        pool.reserve(2, 2, PageState.RUNNING)
+        pool.check_integrity()
+        match how:
+            case "held by 2 and by .1":
+                pool._holds[2].pages[0] = 1
+            case "the free list":
+                pool._holds[2].pages[0] = 6
+            case "not of this pool":
+                pool._holds[2].pages[0] = 8
+            case "are lost":
+                pool._lengths[0] -= 1
+                pool._counts[PageState.FREE] -= 1
+            case "is no run":
+                pool._lengths[0] += 1
+            case "booked":
+                pool._counts[PageState.RUNNING] -= 1
+        return pool
+
+    for how in ("held by 2 and by .1", "the free list", "not of this pool", "are lost", "is no run", "booked"):
+        with pytest.raises(IntegrityError, match=how):
+            damaged(how).check_integrity()
+
+
 def test_counts_follow_the_state_of_the_hold() -> None:
     pool = PagePool(10)
     pool.reserve(1, 3, PageState.RESERVED)
