@@ -1,12 +1,13 @@
 """State with an explicit table: the one place through which every link, attempt, job and request changes its state.
 
 A transition that the table does not have is a bug of this program, never an input: it raises AssertionError. Every
-change is told to a recorder, so that whoever keeps the last ones (a flight recorder) sees all parts of a node alike.
-It keeps no history itself.
+change is told to a recorder, with what else its owner knows at that moment (peer, key, units, step), so that whoever
+keeps the last ones sees all parts of a node alike. `History` is such a recorder; the states themselves keep nothing.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping
@@ -15,6 +16,26 @@ from typing import Generic, TypeVar
 S = TypeVar("S", bound=enum.Enum)
 
 Clock = Callable[[], float]  # monotonic seconds
+
+_MOST_CHARS = 256  # of a text that a History keeps: some come from peers
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known beside a state when it changes; None and "" where it is not, or means nothing."""
+
+    peer: str = ""  # name of the node at the other end
+    attempt: int | None = None
+    key: int | None = None
+    units: int | None = None  # counted (attempt) or written (job) so far
+    step: int | None = None  # of the engine: the last one that it was in
+
+
+NO_FACTS = Facts()
+
+
+def no_facts() -> Facts:
+    return NO_FACTS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,19 +48,53 @@ class Change:
     before: str  # "": it begins
     after: str
     why: str
+    facts: Facts = NO_FACTS
 
 
 Recorder = Callable[[Change], None]  # called on the thread that owns the state; must not block
 
 
 def record_nothing(change: Change) -> None:
-    """The recorder of a node that has none."""
+    """The recorder of a part that has none."""
+
+
+class History:
+    """A recorder that keeps the latest changes of all parts of a node, in bounded memory: at most `most` of them, and
+    no text of more than 256 characters. Any thread may record and read."""
+
+    def __init__(self, most: int) -> None:
+        self._changes: collections.deque[Change] = collections.deque(maxlen=most)
+
+    def __call__(self, change: Change) -> None:
+        if len(change.why) > _MOST_CHARS or len(change.ident) > _MOST_CHARS or len(change.facts.peer) > _MOST_CHARS:
+            facts = dataclasses.replace(change.facts, peer=change.facts.peer[:_MOST_CHARS])
+            change = dataclasses.replace(
+                change, ident=change.ident[:_MOST_CHARS], why=change.why[:_MOST_CHARS], facts=facts
+            )
+        self._changes.append(change)  # atomic
+
+    def latest(self, most: int) -> list[Change]:
+        """At most so many, the oldest first. Across threads the order is that of recording, not of `at`."""
+        return list(self._changes)[-most:]
+
+
+def told(change: Change) -> str:
+    """One line: "attempt r1/7 requested -> fencing: why (peer p0, key 5, units 9)"."""
+    facts = [f"{name} {value}" for name, value in dataclasses.asdict(change.facts).items() if value not in (None, "")]
+    way = f"{change.before} -> {change.after}" if change.before else change.after
+    return (
+        f"{change.kind} {change.ident} {way}" + (f": {change.why}" if change.why else "")
+        + (f" ({', '.join(facts)})" if facts else "")
+    ).replace("  ", " ")
 
 
 class TimedState(Generic[S]):
-    """The current state, since when, and why; whoever moves it says when. Tells the recorder of every change."""
+    """The current state, since when, and why; whoever moves it says when. Tells the recorder of every change.
 
-    __slots__ = ("_ident", "_kind", "_recorder", "_table", "since", "value", "why")
+    `facts` is asked at each change for what else is known; whoever owns the state sets it.
+    """
+
+    __slots__ = ("_ident", "_kind", "_recorder", "_table", "facts", "since", "value", "why")
 
     def __init__(
         self, kind: str, ident: str, initial: S, table: Mapping[S, frozenset[S]], *, at: float, recorder: Recorder
@@ -51,6 +106,7 @@ class TimedState(Generic[S]):
         self.value = initial
         self.since = at
         self.why = ""
+        self.facts: Callable[[], Facts] = no_facts
         recorder(Change(at, kind, ident, "", initial.value, ""))
 
     def move_at(self, at: float, after: S, why: str = "") -> None:
@@ -61,7 +117,7 @@ class TimedState(Generic[S]):
         self.value = after
         self.since = at
         self.why = why
-        self._recorder(Change(at, self._kind, self._ident, before.value, after.value, why))
+        self._recorder(Change(at, self._kind, self._ident, before.value, after.value, why, self.facts()))
 
 
 class State(TimedState[S]):

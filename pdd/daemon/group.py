@@ -26,6 +26,7 @@ from pdd.engine.snapshot import EngineSnapshot
 from pdd.errors import EngineError
 from pdd.kv.pool import PagePool
 from pdd.metrics import Metrics
+from pdd.states import Recorder
 
 _log = logging.getLogger("pdd")
 
@@ -49,13 +50,13 @@ class EngineGroup:
     def start(
         self, limits: SchedulerLimits, *, ids: Callable[[], int], metrics: Metrics,
         first_step: Callable[[str, float], object], emit: Callable[[list[EngineEvent]], object],
-        on_failure: Callable[[Exception], object],
+        on_failure: Callable[[Exception], object], recorder: Recorder,
     ) -> None:
         """Starts the engine over the loaded ranks. All callables are called on its thread."""
         self.pool = PagePool(self.ranks[0].ready.num_pages)
-        self.scheduler = Scheduler(self.pool, limits, ids=ids)
+        self.scheduler = Scheduler(self.pool, limits, ids=ids, recorder=recorder)
         observed = ObservedExecutor(self.executor, self.scheduler, metrics, first_step)
-        self.loop = EngineLoop(self.scheduler, observed, emit=emit, on_failure=on_failure)
+        self.loop = EngineLoop(self.scheduler, observed, emit=emit, on_failure=on_failure, recorder=recorder)
         self.loop.start()
 
     # -- asking ---------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext, PeerLink
 from pdd.messenger.planner import ShardPlanner, compare
 from pdd.messenger.settings import LinkSettings
-from pdd.states import record_nothing
+from pdd.states import Recorder
 from pdd.topology import sysfs
 from pdd.topology.pairing import host_rail_group
 
@@ -130,7 +130,9 @@ class KvFabric:
         self.fabric.close()
         self._memory.clear()
 
-    def link_context(self, config: Config, epoch: int, version: str, token: bytes | None) -> LinkContext:
+    def link_context(
+        self, config: Config, epoch: int, version: str, token: bytes | None, recorder: Recorder
+    ) -> LinkContext:
         """What every link of this node shares."""
         rank, peers = self._ranks[0].ready, config.peers
         geometry = wire.Geometry(
@@ -150,7 +152,7 @@ class KvFabric:
         )
         return LinkContext(
             node=node, fabric=self.fabric, events=self.events, settings=settings, compare=compare, clock=time.monotonic,
-            recorder=record_nothing, fencing=self.fencing,
+            recorder=recorder, fencing=self.fencing,
         )
 
     # -- documents ----------------------------------------------------------------------------------------------------

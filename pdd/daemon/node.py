@@ -57,10 +57,13 @@ from pdd.messenger.status import AttemptDone, JobDone
 from pdd.messenger.way import LOCAL
 from pdd.metrics import Metrics
 from pdd.model.tokenizer import Tokenizer
+from pdd.states import History, told
 from pdd.version import VERSION
 
 _log = logging.getLogger("pdd")
 _CLOSE_SECONDS = 5.0
+_MOST_CHANGES = 4096  # that are remembered, of links, attempts, jobs, requests, engine: about 1 MB, 4 at the very most
+_CHANGES_TOLD = 16  # in the log of a node that has failed
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ class Node:
         self.line_rate: float | None = None  # bytes per second of the fabric's NICs; None: not known
         self.decoder: Decoder | None = None
         self.prefiller: Prefiller | None = None
+        self.history = History(_MOST_CHANGES)
         self.ledger = Ledger(time.monotonic, keep_prompts=config.debug.show_prompts)
         self.metrics = Metrics(
             name=config.node.name, role=config.node.role, model=self.model_name, version=self.version,
@@ -217,7 +221,7 @@ class Node:
                 limits, ids=ids.__next__, metrics=self.metrics,
                 first_step=lambda request_id, at: loop.call_soon_threadsafe(self.ledger.first_step, request_id, at),
                 emit=lambda events: loop.call_soon_threadsafe(self._dispatch.take, events),
-                on_failure=lambda error: loop.call_soon_threadsafe(self._fail, error),
+                on_failure=lambda error: loop.call_soon_threadsafe(self._fail, error), recorder=self.history,
             )
 
     @property
@@ -232,7 +236,7 @@ class Node:
         if fabric is None:
             return
         engine = self._engine
-        context = fabric.link_context(config, self.epoch, self.version, self._token)
+        context = fabric.link_context(config, self.epoch, self.version, self._token, self.history)
         if config.node.role == "decode":
             self.decoder = Decoder(
                 context, [parse_address(peer) for peer in config.peers.static], engine, fabric.planner,
@@ -301,8 +305,11 @@ class Node:
         self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        if not self.failed.done():
-            self.failed.set_result(error)
+        if self.failed.done():
+            return
+        for change in self.history.latest(_CHANGES_TOLD):
+            _log.error("before it failed: %s", told(change))
+        self.failed.set_result(error)
 
     def _changed(self) -> None:
         if self._control is not None:

@@ -22,7 +22,7 @@ from pdd.engine.request import (
     TokenLogprob,
     TokenOutput,
 )
-from pdd.states import Recorder, TimedState, record_nothing
+from pdd.states import Facts, Recorder, TimedState, record_nothing
 
 TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     # admitted with pages to be filled by a prefiller; admitted with a slot; aborted, expired or refused
@@ -70,6 +70,14 @@ class Record:
     row_known: bool = False  # the ranks have seen this row id
     admissions: int = 0
     blocked_since: float | None = None  # since when too few pages were free for it
+
+    def __post_init__(self) -> None:
+        self.life.facts = self._facts
+
+    def _facts(self) -> Facts:
+        return Facts(
+            attempt=None if self.hold == NO_HOLD else self.hold, step=self.served_step if self.admissions else None
+        )
 
     @classmethod
     def of(cls, spec: GenerateSpec | PrefillSpec, seq: int, now: float, recorder: Recorder = record_nothing) -> Record:

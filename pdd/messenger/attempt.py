@@ -21,7 +21,7 @@ from pdd.engine.request import KvReserved
 from pdd.messenger import wire
 from pdd.messenger.link import PeerLink
 from pdd.messenger.status import AttemptStatus
-from pdd.states import State
+from pdd.states import Facts, State
 
 
 class AttemptState(enum.Enum):
@@ -68,6 +68,13 @@ class Attempt:
     peer_tokens: int = -1  # computed, as the last heartbeat said; -1: not listed yet
     num_absent: int = 0  # heartbeats in a row that did not list it
     progress_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.state.facts = self._facts
+
+    def _facts(self) -> Facts:
+        peer = self.link.name if self.link is not None else ""
+        return Facts(peer=peer, attempt=self.id, key=self.key, units=self.arrived_units)
 
     @property
     def is_refused(self) -> bool:

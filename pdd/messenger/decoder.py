@@ -336,6 +336,7 @@ class Decoder:
 
     def _settle(self, attempt: Attempt, outcome: KvOutcome, why: str) -> None:
         """WHOLE or RELEASED: the last word about an attempt. Nothing that names its pages can land any more."""
+        self._look(attempt)
         attempt.state.move(AttemptState.DONE, why)
         self._book.strike(attempt)
         self._tell(attempt, whole=outcome is KvOutcome.WHOLE)

@@ -10,7 +10,7 @@ from pdd.messenger import wire
 from pdd.messenger.link import PeerLink
 from pdd.messenger.sink import PushSink
 from pdd.messenger.status import JobStatus
-from pdd.states import State
+from pdd.states import Facts, State
 
 
 class JobState(enum.Enum):
@@ -73,6 +73,13 @@ class Job:
     is_computed: bool = False  # the sink was closed with every token armed
     engine_is_done: bool = False  # it said Finished, and so why
     ending: Ending | None = None
+
+    def __post_init__(self) -> None:
+        self.state.facts = self._facts
+
+    def _facts(self) -> Facts:
+        units = self.end.ok if self.end is not None else None
+        return Facts(peer=self.link.name, attempt=self.attempt, key=self.key, units=units)
 
     def status(self, now: float) -> JobStatus:
         return JobStatus(

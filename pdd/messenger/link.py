@@ -34,7 +34,7 @@ from pdd.messenger.handshake import Compare, LocalNode, Offer
 from pdd.messenger.ports import FabricPort
 from pdd.messenger.settings import LinkSettings
 from pdd.messenger.way import LinkWay, Unreachable, WayContext
-from pdd.states import Clock, Recorder, State
+from pdd.states import Clock, Facts, Recorder, State
 
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 2  # so that a tick which comes late counts for less than suspect_after
@@ -141,6 +141,7 @@ class PeerLink:
         self._state = State(
             "link", label, LinkState.HANDSHAKE, _TABLE, clock=context.clock, recorder=context.recorder
         )
+        self._state.facts = lambda: Facts(peer=self.name)
 
     # -- asking ---------------------------------------------------------------------------------------------------
     @property

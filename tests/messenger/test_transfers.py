@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdd.errors import PromptTooLong
+from pdd.states import Facts
 from tests.messenger.rig import finish, prompt, running, until, up
 
 
@@ -27,6 +28,27 @@ async def test_nobody_is_told_of_success() -> None:
         await rig.settle()
         kinds = {type(message).__name__ for direction, message in proxy.seen if direction == "to_d"}
         assert kinds == {"Greeting", "Hello", "Heartbeat"}
+
+
+async def test_changes_are_recorded_with_peer_key_and_units() -> None:
+    async with running() as rig:
+        p = await rig.prefiller()
+        d = await rig.decoder([p.port])
+        request = d.engine.generate("r", prompt(1, 9))
+        assert await finish(request) == ["whole"]
+        await rig.settle()
+        attempts = [(c.after, c.facts) for c in d.recorded if c.kind == "attempt"]
+        assert [after for after, _ in attempts] == ["choosing", "armed", "requested", "done"]
+        assert attempts[0][1] == Facts()
+        first, last = attempts[1][1], attempts[-1][1]
+        assert (first.peer, first.attempt, first.units) == ("p1", request.attempts[0], 0)
+        assert first.key is not None
+        jobs = [(c.after, c.facts) for c in p.recorded if c.kind == "job"]
+        assert [after for after, _ in jobs][-1] == "done"
+        done = jobs[-1][1]
+        assert (done.peer, done.attempt, done.key) == ("d1", first.attempt, first.key)
+        assert done.units == last.units == 9
+        assert {c.facts.peer for c in d.recorded if c.kind == "link" and c.after == "up"} == {"p1"}
 
 
 async def test_many_decoders_and_prefillers_share_the_work() -> None:

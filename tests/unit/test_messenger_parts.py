@@ -30,7 +30,7 @@ from pdd.messenger.quiet import QuietLog, level_of_end
 from pdd.messenger.retries import Retries
 from pdd.messenger.router import route
 from pdd.messenger.versions import Range, agree
-from pdd.states import Change, State
+from pdd.states import Change, Facts, History, State, told
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -308,9 +308,24 @@ class Light(enum.Enum):
 
 def test_state_moves_only_as_its_table_says_and_tells_the_recorder() -> None:
     seen: list[Change] = []
-    table = {Light.RED: frozenset({Light.GREEN}), Light.GREEN: frozenset[Light]()}
+    table = {Light.RED: frozenset({Light.GREEN}), Light.GREEN: frozenset({Light.RED})}
     state = State("light", "x", Light.RED, table, clock=lambda: 7.0, recorder=seen.append)
     state.move(Light.GREEN, "time")
     assert seen == [Change(7.0, "light", "x", "", "red", ""), Change(7.0, "light", "x", "red", "green", "time")]
-    with pytest.raises(AssertionError, match="green -> red"):
+    state.facts = lambda: Facts(peer="p0", key=5, units=9)
+    state.move(Light.RED, "again")
+    assert seen[-1] == Change(7.0, "light", "x", "green", "red", "again", Facts(peer="p0", key=5, units=9))
+    assert told(seen[-1]) == "light x green -> red: again (peer p0, key 5, units 9)"
+    assert told(seen[0]) == "light x red"
+    with pytest.raises(AssertionError, match="red -> red"):
         state.move(Light.RED)
+
+
+def test_a_history_keeps_the_latest_changes_in_bounded_memory() -> None:
+    history = History(3)
+    for n in range(9):
+        history(Change(n, "link", "x" * 5000, "up", "closing", "y" * 5000, Facts(peer="z" * 5000, step=n)))
+    assert [change.at for change in history.latest(99)] == [6, 7, 8]
+    assert [change.facts.step for change in history.latest(2)] == [7, 8]
+    change = history.latest(1)[0]
+    assert max(len(change.ident), len(change.why), len(change.facts.peer)) == 256

@@ -15,10 +15,12 @@ from pdd.daemon.group import EngineGroup
 from pdd.daemon.node import Node
 from pdd.engine.rank_protocol import RankReady
 from pdd.engine.snapshot import EngineSnapshot, RequestRow, Totals, joined
+from pdd.errors import RankDied
 from pdd.fabric.types import Stats
 from pdd.kv.pool import PageCounts
 from pdd.messenger.fencing import FenceStatus
 from pdd.metrics import PAGE_STATES
+from pdd.states import Change, Facts
 
 STATES = {"waiting": 1, "wait_kv": 2, "ready": 3, "running": 4}
 
@@ -88,6 +90,19 @@ async def test_fences_and_quarantine_are_in_status_and_metrics() -> None:
     for line in ("fences_pending 3.0", "fence_age_seconds 9.0", "fence_alarms_total 4.0", "integrity_failures_total 2.0"):
         assert f"pdd_kv_{line}" in text
     assert float(text.split("pdd_kv_quarantine_age_seconds ")[-1].split()[0]) == pytest.approx(50, abs=20)
+
+
+async def test_a_node_that_fails_says_what_happened_before(caplog: pytest.LogCaptureFixture) -> None:
+    config, _ = load(env={}, demo=True, search=False)
+    node = Node(config, demo=True)
+    for n in range(30):
+        node.history(Change(0.0, "request", f"r{n}", "waiting", "running", "", Facts(step=n)))
+    node._fail(RankDied("rank 0 was killed by SIGKILL"))
+    node._fail(RankDied("again"))
+    told = [record.message for record in caplog.records if "before it failed" in record.message]
+    assert len(told) == 16
+    assert told[-1] == "before it failed: request r29 waiting -> running (step 29)"
+    assert "rank 0" in str(node.failed.exception() or node.failed.result())
 
 
 def test_one_snapshot_is_joined_to_itself() -> None:

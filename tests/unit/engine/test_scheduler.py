@@ -20,7 +20,7 @@ from pdd.engine.request import (
     RequestState,
 )
 from pdd.errors import Draining, NoPrefiller, Overloaded, PromptTooLong
-from pdd.states import Change
+from pdd.states import Change, Facts
 from tests.engine_fakes import RecordingSink, generate, oracle, prefill
 from tests.unit.engine.node import PAGE, Node
 
@@ -453,6 +453,10 @@ def test_the_recorder_hears_every_change_of_a_request_with_its_time_and_reason()
         (2.0, "request", "p", "running", "sending", "stop"),
         (3.0, "request", "p", "sending", "finished", "its writes are settled"),
     ]
+    assert changes[0].facts == Facts()
+    of = {(c.ident, c.after): c.facts for c in changes}
+    assert (of["a", "ready"].attempt, of["a", "finished"].step) == (1, 0)  # its second attempt, and its first step
+    assert of["p", "sending"].step == 1
 
 
 def test_misuse_changes_nothing() -> None:
