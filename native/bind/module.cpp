@@ -7,6 +7,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "fabric/engine.h"
 #include "gpu/device_memory.h"
 #include "gpu/layer_kernel.h"
@@ -97,9 +99,14 @@ nb::dict caps_dict(const ProviderCaps& caps) {
 }
 
 nb::dict engine_caps(const Engine& engine) {
-    nb::dict out = caps_dict(engine.caps().front());
+    nb::dict out = caps_dict(engine.caps(0).front());
     nb::list nics;
-    for (const auto& caps : engine.caps()) nics.append(caps_dict(caps));
+    for (size_t group = 0; group < engine.num_groups(); ++group)
+        for (const auto& caps : engine.caps(group)) {
+            nb::dict nic = caps_dict(caps);
+            nic["group"] = group;
+            nics.append(nic);
+        }
     out["nics"] = nics;
     return out;
 }
@@ -137,29 +144,41 @@ nb::tuple event_tuple(const Event& event) {
 }
 
 nb::dict stats_dict(const Engine& engine) {
-    const Stats& stats = engine.stats();
     nb::dict out;
-    const auto put = [&](const char* name, const StatCell& cell) { out[name] = cell.load(std::memory_order_relaxed); };
-    put("writes", stats.writes);
-    put("bytes", stats.bytes);
-    put("units", stats.units);
-    put("units_received", stats.units_received);
-    put("completions", stats.completions);
-    put("errors", stats.errors);
-    put("stale_units", stats.stale_units);
-    put("merged", stats.merged);
-    put("again", stats.again);
-    put("wakeups", stats.wakeups);
-    put("active_transfers", stats.active_transfers);
-    put("inflight_writes", stats.inflight_writes);
-    put("inflight_bytes", stats.inflight_bytes);
-    put("endpoints", stats.endpoints);
-    put("regions", stats.regions);
-    put("armed_plans", stats.armed_plans);
+    const auto put = [&](const char* name, StatCell Stats::*cell) {
+        uint64_t sum = 0;
+        for (size_t group = 0; group < engine.num_groups(); ++group)
+            sum += (engine.stats(group).*cell).load(std::memory_order_relaxed);
+        out[name] = sum;
+    };
+    // What every group has a part of.
+    const auto put_most = [&](const char* name, StatCell Stats::*cell) {
+        uint64_t most = 0;
+        for (size_t group = 0; group < engine.num_groups(); ++group)
+            most = std::max(most, (engine.stats(group).*cell).load(std::memory_order_relaxed));
+        out[name] = most;
+    };
+    put("writes", &Stats::writes);
+    put("bytes", &Stats::bytes);
+    put("units", &Stats::units);
+    put("units_received", &Stats::units_received);
+    put("completions", &Stats::completions);
+    put("errors", &Stats::errors);
+    put("stale_units", &Stats::stale_units);
+    put("merged", &Stats::merged);
+    put("again", &Stats::again);
+    put("wakeups", &Stats::wakeups);
+    put_most("active_transfers", &Stats::active_transfers);
+    put("inflight_writes", &Stats::inflight_writes);
+    put("inflight_bytes", &Stats::inflight_bytes);
+    put_most("endpoints", &Stats::endpoints);
+    put("regions", &Stats::regions);
+    put("armed_plans", &Stats::armed_plans);
     out["keys"] = engine.keys_in_use();
     nb::list per_nic;
-    for (size_t nic = 0; nic < engine.caps().size(); ++nic)
-        per_nic.append(stats.nic_writes[nic].load(std::memory_order_relaxed));
+    for (size_t group = 0; group < engine.num_groups(); ++group)
+        for (size_t nic = 0; nic < engine.caps(group).size(); ++nic)
+            per_nic.append(engine.stats(group).nic_writes[nic].load(std::memory_order_relaxed));
     out["nic_writes"] = per_nic;
     return out;
 }
@@ -301,23 +320,29 @@ void bind_plan(nb::module_& m) {
         .def("__len__", [](const PlanHandle& self) { return self.plan->size(); });
 }
 
+using PyGroups = std::vector<std::pair<std::vector<std::string>, std::vector<int>>>;
+
 void bind_fabric(nb::module_& m) {
     using Unlocked = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<Engine>(m, "Fabric")
         .def(nb::new_([](const std::string& provider, const std::string& library, const std::vector<std::string>& bind,
                          const std::string& source, const std::string& require, uint32_t window_ops,
-                         uint64_t window_bytes, const std::string& idle, const std::vector<int>& cpus, bool local,
+                         uint64_t window_bytes, const std::string& idle, const PyGroups& groups, bool local,
                          const std::string& device) {
-                 const EngineConfig config{provider, library,    python_search_dirs(), bind, source,
-                                           require,  window_ops, window_bytes,         idle, cpus,
-                                           local,    device};
+                 std::vector<RailGroupConfig> rails;
+                 for (const auto& [nics, cpus] : groups) rails.push_back({nics, cpus});
+                 if (rails.empty()) rails.push_back({bind, {}});
+                 const EngineConfig config{provider, library,    python_search_dirs(), rails, source,
+                                           require,  window_ops, window_bytes,         idle,  local,
+                                           device};
                  const nb::gil_scoped_release unlocked;
                  return unwrap(Engine::open(config));
              }),
              nb::kw_only(), "provider"_a = "auto", "library"_a = "", "bind"_a = std::vector<std::string>{},
              "source"_a = "", "require"_a = "", "window_ops"_a = 64, "window_bytes"_a = 8 << 20, "idle"_a = "auto",
-             "cpus"_a = std::vector<int>{}, "local"_a = false, "device"_a = "")
+             "groups"_a = PyGroups{}, "local"_a = false, "device"_a = "")
         .def_prop_ro("caps", &engine_caps)
+        .def_prop_ro("warnings", &Engine::warnings)
         .def("fileno", &Engine::fileno)
         .def(
             "drain",
@@ -335,10 +360,10 @@ void bind_fabric(nb::module_& m) {
             "close", [](Engine& self) { unwrap(self.close()); }, Unlocked())
         .def(
             "register",
-            [](Engine& self, uintptr_t address, uint64_t nbytes, int fd) {
-                return unwrap(self.add_region(reinterpret_cast<uint8_t*>(address), nbytes, fd));
+            [](Engine& self, uintptr_t address, uint64_t nbytes, int fd, uint32_t group) {
+                return unwrap(self.add_region(reinterpret_cast<uint8_t*>(address), nbytes, fd, group));
             },
-            "address"_a, "nbytes"_a, "fd"_a = -1, Unlocked())
+            "address"_a, "nbytes"_a, "fd"_a = -1, "group"_a = 0, Unlocked())
         .def(
             "unregister", [](Engine& self, uint32_t region) { unwrap(self.remove_region(region)); }, "region"_a,
             Unlocked())

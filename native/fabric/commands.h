@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <variant>
 
 #include "fabric/events.h"
@@ -47,6 +48,11 @@ struct Finish {
 struct Cancel {
     uint64_t transfer;
 };
+// Another rail group lost this peer.
+struct FailEndpoint {
+    uint32_t endpoint;
+    std::string reason;
+};
 struct CloseEndpoint {
     uint32_t endpoint;
 };
@@ -63,9 +69,9 @@ struct InjectFault {
 
 }  // namespace command
 
-using Command =
-    std::variant<std::monostate, command::Call, command::OpenTransfer, command::Arm, command::Fire, command::Write,
-                 command::Finish, command::Cancel, command::CloseEndpoint, command::Tell, command::InjectFault>;
+using Command = std::variant<std::monostate, command::Call, command::OpenTransfer, command::Arm, command::Fire,
+                             command::Write, command::Finish, command::Cancel, command::FailEndpoint,
+                             command::CloseEndpoint, command::Tell, command::InjectFault>;
 
 // A transfer id names its endpoint, so that no table from one to the other is needed.
 inline constexpr uint64_t transfer_id(uint32_t endpoint, uint32_t number) {

@@ -1,5 +1,6 @@
 #include "fabric/descriptor.h"
 
+#include <algorithm>
 #include <concepts>
 
 namespace pdd {
@@ -53,13 +54,22 @@ Error malformed(const std::string& what) {
 
 }  // namespace
 
+std::pair<size_t, size_t> Descriptor::nics_of(size_t group) const {
+    const auto before = [](const RemoteNic& nic, size_t wanted) { return nic.group < wanted; };
+    const auto first = std::lower_bound(nics.begin(), nics.end(), group, before);
+    const auto last = std::lower_bound(first, nics.end(), group + 1, before);
+    return {first - nics.begin(), last - nics.begin()};
+}
+
 std::string Descriptor::encode() const {
+    const bool grouped = num_groups() > 1;
     std::string out(kMagic, sizeof kMagic);
-    put<uint16_t>(out, kVersion);
+    put<uint16_t>(out, grouped ? kGroupedVersion : kVersion);
     put<uint8_t>(out, static_cast<uint8_t>(wire.size()));
     out += wire;
     put<uint8_t>(out, static_cast<uint8_t>(nics.size()));
     for (const auto& nic : nics) {
+        if (grouped) put<uint8_t>(out, nic.group);
         put<uint32_t>(out, nic.address_format);
         put<uint32_t>(out, nic.max_ops);
         put<uint16_t>(out, static_cast<uint16_t>(nic.address.size()));
@@ -67,6 +77,7 @@ std::string Descriptor::encode() const {
     }
     put<uint16_t>(out, static_cast<uint16_t>(regions.size()));
     for (const auto& region : regions) {
+        if (grouped) put<uint8_t>(out, region.group);
         put<uint64_t>(out, region.length);
         for (const auto& key : region.keys) {
             put<uint64_t>(out, key.key);
@@ -81,7 +92,8 @@ Result<Descriptor> Descriptor::parse(std::span<const uint8_t> bytes) {
     const auto magic = in.take(sizeof kMagic);
     if (!in.good() || !std::equal(magic.begin(), magic.end(), kMagic)) return malformed("no magic");
     const auto version = in.get<uint16_t>();
-    if (!in.good() || version != kVersion)
+    const bool grouped = version == kGroupedVersion;
+    if (!in.good() || (version != kVersion && !grouped))
         return malformed("version " + std::to_string(version) + ", not " + std::to_string(kVersion));
 
     Descriptor out;
@@ -96,6 +108,9 @@ Result<Descriptor> Descriptor::parse(std::span<const uint8_t> bytes) {
     if (num_nics == 0 || num_nics > kMaxNics) return malformed(std::to_string(num_nics) + " NICs");
     for (size_t i = 0; i < num_nics; ++i) {
         RemoteNic nic;
+        if (grouped) nic.group = in.get<uint8_t>();
+        if (nic.group != out.num_groups() && (out.nics.empty() || nic.group != out.nics.back().group))
+            return malformed("rail group of NIC " + std::to_string(i));
         nic.address_format = in.get<uint32_t>();
         nic.max_ops = in.get<uint32_t>();
         if (nic.max_ops == 0) return malformed("NIC " + std::to_string(i) + " takes no writes");
@@ -107,11 +122,14 @@ Result<Descriptor> Descriptor::parse(std::span<const uint8_t> bytes) {
 
     const size_t num_regions = in.get<uint16_t>();
     if (!in.good() || num_regions > kMaxRegions) return malformed(std::to_string(num_regions) + " regions");
-    if (in.left() != num_regions * (8 + 16 * num_nics)) return malformed("wrong length");
     for (size_t i = 0; i < num_regions; ++i) {
+        if (!in.good()) return malformed("wrong length");
         RemoteRegion region;
+        if (grouped) region.group = in.get<uint8_t>();
+        if (region.group >= out.num_groups()) return malformed("rail group of region " + std::to_string(i));
         region.length = in.get<uint64_t>();
-        for (size_t n = 0; n < num_nics; ++n) {
+        const auto [first, last] = out.nics_of(region.group);
+        for (size_t n = first; n < last; ++n) {
             RemoteKey key;
             key.key = in.get<uint64_t>();
             key.base = in.get<uint64_t>();
@@ -120,6 +138,7 @@ Result<Descriptor> Descriptor::parse(std::span<const uint8_t> bytes) {
         }
         out.regions.push_back(std::move(region));
     }
+    if (!in.good() || in.left() != 0) return malformed("wrong length");
     return out;
 }
 

@@ -17,9 +17,9 @@ constexpr uint32_t kMaxInbound = 65536;
 
 Result<std::unique_ptr<Endpoint>> Endpoint::open(uint32_t id, std::span<const std::unique_ptr<Nic>> nics,
                                                  size_t first_nic, const RegionTable& regions, Stats& stats,
-                                                 uint32_t window_ops) {
+                                                 uint32_t window_ops, uint32_t num_groups) {
     const uint32_t max_inbound = std::min(kInboundWindows * window_ops, kMaxInbound);
-    std::unique_ptr<Endpoint> endpoint(new Endpoint(id, nics, first_nic, regions, stats, max_inbound));
+    std::unique_ptr<Endpoint> endpoint(new Endpoint(id, nics, first_nic, regions, stats, max_inbound, num_groups));
     for (const auto& nic : nics) {
         auto port = nic->open_port(window_ops + max_inbound);
         if (!port) return port.error();
@@ -48,13 +48,13 @@ Result<std::string> Endpoint::describe(std::span<const uint32_t> regions) {
     Descriptor out;
     out.wire = nics_[0]->caps().wire;
     for (size_t nic = 0; nic < ports_.size(); ++nic)
-        out.nics.push_back({nics_[nic]->address_format(), ports_[nic]->address(), max_inbound_});
+        out.nics.push_back({nics_[nic]->address_format(), ports_[nic]->address(), max_inbound_, 0});
     if (regions.size() > Descriptor::kMaxRegions) return Error{"describe: too many regions", FI_EINVAL};
     for (const uint32_t id : regions) {
         const LocalRegion* region = regions_.find(id);
         if (region == nullptr) return Error{"describe: no region " + std::to_string(id), FI_EINVAL};
         auto [exposed, fresh] = exposed_.try_emplace(id);
-        RemoteRegion remote{region->length, {}};
+        RemoteRegion remote{region->length, {}, 0};
         for (size_t nic = 0; nic < ports_.size(); ++nic) {
             const auto& caps = nics_[nic]->caps();
             if (caps.app_keys && fresh) {
@@ -97,27 +97,41 @@ Status Endpoint::connect(std::span<const uint8_t> descriptor) {
     auto remote = Descriptor::parse(descriptor);
     if (!remote) return remote.error();
     if (Status fits = check_remote(*remote); !fits) return fits;
-    const size_t num_lanes = std::max(ports_.size(), remote->nics.size());
-    const auto sharing = [num_lanes](size_t nic, size_t of) {  // lanes that end at this NIC
-        return static_cast<uint32_t>((num_lanes - nic + of - 1) / of);
-    };
-    std::vector<Route> routes;
-    std::vector<Lane> lanes;
-    for (size_t lane = 0; lane < num_lanes; ++lane) {
-        const size_t nic = lane % ports_.size();
-        const size_t far = lane % remote->nics.size();
-        auto peer = ports_[nic]->resolve(remote->nics[far].address);
-        if (!peer) return peer.error();
-        if (!remote->regions.empty())
-            if (Status reached = ports_[nic]->reach(*peer); !reached) return reached;
-        routes.push_back({far, *peer});
-        lanes.push_back({static_cast<uint32_t>(first_nic_ + nic), sharing(nic, ports_.size()),
-                          remote->nics[far].max_ops / sharing(far, remote->nics.size())});
-    }
-    routes_ = std::move(routes);
-    lanes_ = std::move(lanes);
+    for (uint32_t group = 0; group < remote->num_groups(); ++group)
+        if (Status opened = open_lanes(*remote, group); !opened) {
+            routes_.clear();  // it may be tried again
+            lanes_.clear();
+            return opened;
+        }
+    std::vector<uint32_t> of_nic(ports_.size(), 0);
+    for (const auto& lane : lanes_) ++of_nic[lane.nic - first_nic_];
+    for (auto& lane : lanes_) lane.sharing = of_nic[lane.nic - first_nic_];
     remote_ = std::move(*remote);
     return {};
+}
+
+Status Endpoint::open_lanes(const Descriptor& remote, uint32_t group) {
+    const auto [first, last] = remote.nics_of(group);
+    const size_t num_far = last - first;
+    const size_t num_lanes = std::max(ports_.size(), num_far);
+    for (size_t lane = 0; lane < num_lanes; ++lane) {
+        const size_t nic = lane % ports_.size();
+        const size_t far = lane % num_far;
+        auto peer = ports_[nic]->resolve(remote.nics[first + far].address);
+        if (!peer) return peer.error();
+        if (!remote.regions.empty())
+            if (Status reached = ports_[nic]->reach(*peer); !reached) return reached;
+        // What the peer's NIC takes is shared by the lanes that end there, of this and of the other groups here.
+        const auto ending = static_cast<uint32_t>((num_lanes - far + num_far - 1) / num_far) * num_groups_;
+        routes_.push_back({first + far, far, *peer});
+        lanes_.push_back(
+            {static_cast<uint32_t>(first_nic_ + nic), 1, remote.nics[first + far].max_ops / ending, group});
+    }
+    return {};
+}
+
+uint32_t Endpoint::group_of(const WritePlan& plan) const {
+    return remote_->regions[plan.geometry().dst_region].group;
 }
 
 size_t Endpoint::max_segments() const {
@@ -156,7 +170,7 @@ PostResult Endpoint::post(size_t lane, const WritePlan& plan, const WriteBatch& 
     const Route& route = routes_[lane];
     const LocalRegion* source = regions_.find(plan.geometry().src_region);
     if (source == nullptr) return {PostOutcome::Refused, FI_EINVAL};  // unregistered since it was checked
-    const RemoteKey& target = remote_->regions[plan.geometry().dst_region].keys[route.remote_nic];
+    const RemoteKey& target = remote_->regions[plan.geometry().dst_region].keys[route.key];
 
     NicWrite write;
     write.num_pieces = batch.num_segments;

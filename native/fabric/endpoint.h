@@ -23,10 +23,11 @@ namespace pdd {
 
 class Endpoint final : public WritePort {
   public:
-    // On `nics`, the first of which is NIC `first_nic` of the worker's.
+    // On `nics`, the first of which is NIC `first_nic` of the worker's. `num_groups`: of this node's rail groups, each
+    // of which has an endpoint of that id to the same peer.
     static Result<std::unique_ptr<Endpoint>> open(uint32_t id, std::span<const std::unique_ptr<Nic>> nics,
                                                   size_t first_nic, const RegionTable& regions, Stats& stats,
-                                                  uint32_t window_ops);
+                                                  uint32_t window_ops, uint32_t num_groups);
 
     // What a peer needs to write into `regions` here.
     Result<std::string> describe(std::span<const uint32_t> regions);
@@ -38,6 +39,7 @@ class Endpoint final : public WritePort {
     // -- WritePort
     std::span<const Lane> lanes() const override { return lanes_; }
     size_t max_segments() const override;
+    uint32_t group_of(const WritePlan& plan) const override;
     Status check(const WritePlan& plan) const override;
     PostResult post(size_t lane, const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) override;
     std::string name(size_t lane) const override;
@@ -57,12 +59,21 @@ class Endpoint final : public WritePort {
   private:
     struct Route {
         size_t remote_nic;
+        size_t key;     // position of that NIC in its group, and of its keys in a region
         uint64_t peer;  // as the port calls it
     };
 
     Endpoint(uint32_t id, std::span<const std::unique_ptr<Nic>> nics, size_t first_nic, const RegionTable& regions,
-             Stats& stats, uint32_t max_inbound)
-        : id_(id), nics_(nics), first_nic_(first_nic), regions_(regions), stats_(stats), max_inbound_(max_inbound) {}
+             Stats& stats, uint32_t max_inbound, uint32_t num_groups)
+        : id_(id),
+          nics_(nics),
+          first_nic_(first_nic),
+          regions_(regions),
+          stats_(stats),
+          max_inbound_(max_inbound),
+          num_groups_(num_groups) {}
+    // Lanes to one of the peer's rail groups.
+    Status open_lanes(const Descriptor& remote, uint32_t group);
     Status check_remote(const Descriptor& remote) const;
 
     uint32_t id_;
@@ -71,6 +82,7 @@ class Endpoint final : public WritePort {
     const RegionTable& regions_;
     Stats& stats_;
     uint32_t max_inbound_;  // writes that the peer may have in flight to each port
+    uint32_t num_groups_;
     std::unordered_map<uint32_t, std::vector<std::unique_ptr<NicMemory>>> exposed_;  // closed after the ports
     std::vector<std::unique_ptr<NicPort>> ports_;                                    // one per NIC
     std::optional<Descriptor> remote_;

@@ -1,5 +1,9 @@
-// Engine: the face of native/ that bind/ exposes. Owns the worker's thread, the watcher, the immediate table and the
+// Engine: the face of native/ that bind/ exposes. Owns the workers' threads, the watcher, the immediate table and the
 // queues.
+//
+// Each rail group has a worker of its own. An endpoint is one endpoint of each worker under one id, a region belongs to
+// one worker, and a write goes by the worker of its source region. Callers see one of each: events are joined,
+// immediates of all workers count in one table.
 //
 // Methods are safe from any thread. Those that libfabric must answer (registering, endpoints) wait for the worker with
 // a deadline; all others only push a command. Locks: registry_mutex_ alone, held over no call that blocks.
@@ -10,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -18,46 +23,59 @@
 
 #include "fabric/caps.h"
 #include "fabric/command_queue.h"
+#include "fabric/event_join.h"
 #include "fabric/events.h"
 #include "fabric/imm_table.h"
 #include "fabric/library_choice.h"
 #include "fabric/stats.h"
 #include "fabric/worker.h"
+#include "util/unique_fd.h"
 #include "watch/layer_watcher.h"
 
 namespace pdd {
+
+struct RailGroupConfig {
+    std::vector<std::string> bind;  // its NICs; empty: the provider's best one
+    std::vector<int> cpus;          // of its worker; empty: any
+};
 
 struct EngineConfig {
     std::string provider = "auto";
     std::string library;
     std::vector<SearchDir> search;
-    std::vector<std::string> bind;
-    std::string source;   // local address for providers whose NICs are named by one (tcp), when bind is empty
+    std::vector<RailGroupConfig> groups = {{}};
+    std::string source;   // local address for providers whose NICs are named by one (tcp), where bind is empty
     std::string require;  // kind or name of the only provider to use; empty: any
     uint32_t window_ops = 64;
     uint64_t window_bytes = 8 << 20;
     std::string idle = "auto";
-    std::vector<int> cpus;
-    bool local = false;  // beside the provider, endpoints to peers on this host may be opened
+    bool local = false;    // beside the provider, endpoints to peers on this host may be opened
     std::string device{};  // the GPU whose memory is registered: its PCI address, or cuda:N; "": host memory
 };
+
+// Opens the NICs of one rail group.
+using NicOpener = std::function<Result<Nics>(const RailGroupConfig&)>;
 
 class Engine {
   public:
     static Result<std::unique_ptr<Engine>> open(const EngineConfig& config);
-    // With NICs of the caller's: `open_nics` runs on the worker's thread, once that is pinned.
-    static Result<std::unique_ptr<Engine>> open(const EngineConfig& config, std::function<Result<Nics>()> open_nics);
+    // With NICs of the caller's: `open_nics` runs on each worker's thread, once that is pinned.
+    static Result<std::unique_ptr<Engine>> open(const EngineConfig& config, NicOpener open_nics);
     ~Engine();
     Engine(const Engine&) = delete;
     Engine& operator=(const Engine&) = delete;
 
-    const std::vector<ProviderCaps>& caps() const { return caps_; }  // one per NIC, without the local one
-    int fileno() const { return shared_->events.fileno(); }
-    std::vector<Event> drain(size_t max_events) { return shared_->events.drain(max_events); }
+    size_t num_groups() const { return shared_->groups.size(); }
+    // One per NIC, without the local one.
+    const std::vector<ProviderCaps>& caps(size_t group) const { return shared_->groups[group]->caps; }
+    // What the system refused when the workers were pinned.
+    std::vector<std::string> warnings() const;
+    int fileno() const;
+    std::vector<Event> drain(size_t max_events);
     // Closes endpoints and joins the threads; idempotent. After 5 s it gives up and says so: the thread is left behind.
     Status close();
 
-    Result<uint32_t> add_region(uint8_t* base, uint64_t length, int fd = -1);
+    Result<uint32_t> add_region(uint8_t* base, uint64_t length, int fd = -1, uint32_t group = 0);
     Status remove_region(uint32_t id);
 
     Result<uint32_t> open_endpoint(bool local = false);
@@ -80,34 +98,56 @@ class Engine {
     Status cancel(uint64_t transfer);
 
     Status inject_fault(const std::string& kind, uint64_t after, uint64_t count, int nic = -1);
-    const Stats& stats() const { return shared_->stats; }
+    const Stats& stats(size_t group) const { return shared_->groups[group]->stats; }
     uint32_t keys_in_use() const { return shared_->imms.in_use(); }
 
   private:
-    // Everything the two threads touch: it outlives the Engine if a thread can not be joined.
-    struct Shared {
-        explicit Shared(bool spin);
+    // One worker and what goes in and out of it.
+    struct Group final : Alarms {
+        Group(uint32_t number, LayerWatcher& watcher);
+        // -- the watcher is one for all groups: alarms carry the group's number in their highest bits
+        void set(Alarm alarm) override;
+        void clear(std::vector<uint64_t> ids) override;
+
+        const uint32_t number;
         CommandQueue commands;
         EventQueue events;
-        ImmTable imms;
         Stats stats;
+        std::vector<ProviderCaps> caps;  // one per NIC; written before anybody else reads
+        std::string warning;             // of pinning; likewise
+        Worker* worker = nullptr;        // set and used on the worker's thread
+        bool ended = false;              // guarded by ended_mutex
+
+      private:
+        LayerWatcher& watcher_;
+    };
+    // Everything that workers and watcher touch: it outlives the Engine if a thread can not be joined.
+    struct Shared {
+        Shared(size_t num_groups, bool spin);
+        void fire(uint64_t id, uint32_t from, uint32_t to);
+
+        ImmTable imms;
+        std::vector<std::unique_ptr<Group>> groups;
         LayerWatcher watcher;
-        Worker* worker = nullptr;  // set and used on the worker's thread
         std::mutex ended_mutex;
         std::condition_variable ended_changed;
-        bool ended = false;
     };
 
     Engine() = default;
-    Status send(Command command);
-    // Runs `work` on the worker's thread and waits for its result.
+    Status start(size_t group, const EngineConfig& config, const IdlePolicy& idle, const NicOpener& open_nics);
+    Group& group_of_region(uint32_t region) { return *shared_->groups[region % shared_->groups.size()]; }
+    Status send(Group& group, Command command);
+    Status send_all(const Command& command);
+    // Runs `work` on a worker's thread and waits for its result.
     template <class R>
-    R call(std::function<R(Worker&)> work);
+    R call(Group& group, std::function<R(Worker&)> work);
     Status check_transfer(uint64_t transfer) const;
 
     std::shared_ptr<Shared> shared_;
-    std::thread thread_;
-    std::vector<ProviderCaps> caps_;
+    std::vector<std::thread> threads_;  // by group
+    UniqueFd any_events_;               // an epoll of all queues, where there are several
+    std::mutex join_mutex_;             // guards join_
+    std::optional<EventJoin> join_;     // where there are several groups
     mutable std::mutex registry_mutex_;
     std::unordered_set<uint32_t> open_endpoints_;
     std::unordered_map<uint32_t, std::shared_ptr<const Counter>> watches_;
@@ -117,9 +157,10 @@ class Engine {
     std::mutex close_mutex_;
 };
 
-// Opens the NICs that `config` asks for: the best provider that has all of them. For Engine and for probing. With a
-// device, that is bound to the calling thread.
-Result<Nics> open_nics(const std::shared_ptr<const Library>& library, const EngineConfig& config);
+// Opens the NICs that `config` asks for in one rail group: the best provider that has all of them. With a device, that
+// is bound to the calling thread.
+Result<Nics> open_nics(const std::shared_ptr<const Library>& library, const EngineConfig& config,
+                       const RailGroupConfig& group);
 
 // Every usable provider's best NIC, opened and closed again.
 Result<std::vector<ProviderCaps>> probe(const LibraryChoice& choice, const std::string& provider);

@@ -35,6 +35,7 @@ struct Event {
     uint64_t unknown = 0;  // TransferDone
     std::string text{};    // TransferDone: error or ""; EndpointFailed: message
     Traffic traffic{};     // TransferDone
+    bool last = false;     // EndpointFailed: it is closed, but the fence does not stand
 };
 
 class EventQueue {

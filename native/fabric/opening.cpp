@@ -42,7 +42,8 @@ Result<Nics> open_all(const std::shared_ptr<const Library>& library, const std::
 
 }  // namespace
 
-Result<Nics> open_nics(const std::shared_ptr<const Library>& library, const EngineConfig& config) {
+Result<Nics> open_nics(const std::shared_ptr<const Library>& library, const EngineConfig& config,
+                       const RailGroupConfig& group) {
     auto order = provider_order(*library, config.provider);
     if (!order) return order.error();
     std::shared_ptr<const GpuDevice> device;
@@ -60,8 +61,8 @@ Result<Nics> open_nics(const std::shared_ptr<const Library>& library, const Engi
             continue;
         }
         // A tcp NIC is named by its address: without one libfabric picks an interface that peers may not reach.
-        const bool addressed = config.bind.empty() && kind == "tcp" && !config.source.empty();
-        auto nics = open_all(library, name, addressed ? std::vector<std::string>{config.source} : config.bind, device);
+        const bool addressed = group.bind.empty() && kind == "tcp" && !config.source.empty();
+        auto nics = open_all(library, name, addressed ? std::vector<std::string>{config.source} : group.bind, device);
         if (nics) return nics;
         tried += "\n  " + nics.error().message;
     }

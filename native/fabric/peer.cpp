@@ -45,7 +45,8 @@ void Peer::close() {
     if (closed)
         shared_.events.push({.kind = EventKind::EndpointClosed, .id = id_});
     else
-        shared_.events.push({.kind = EventKind::EndpointFailed, .id = id_, .text = closed.error().message});
+        shared_.events.push(
+            {.kind = EventKind::EndpointFailed, .id = id_, .text = closed.error().message, .last = true});
 }
 
 }  // namespace pdd

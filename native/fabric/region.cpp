@@ -19,8 +19,10 @@ Result<uint32_t> RegionTable::add(uint8_t* base, uint64_t length, int fd) {
         if (fd >= 0) (*mr)->lend(fd);
         region.keys.push_back(std::move(*mr));
     }
-    regions_.emplace(next_id_, std::move(region));
-    return next_id_++;
+    const uint32_t id = next_id_;
+    regions_.emplace(id, std::move(region));
+    next_id_ += step_;
+    return id;
 }
 
 Status RegionTable::remove(uint32_t id) {

@@ -25,9 +25,10 @@ struct LocalRegion {
 
 class RegionTable {
   public:
-    explicit RegionTable(const Nics& nics) : nics_(nics) {}
+    // Ids are first, first + step, first + 2 * step, ...: tables of one step have none in common.
+    RegionTable(const Nics& nics, uint32_t first, uint32_t step) : nics_(nics), next_id_(first), step_(step) {}
 
-    // The new id; ids count up from 0 and are never given twice. `fd`: the memfd whose first bytes it is, or -1.
+    // The new id, never given twice. `fd`: the memfd whose first bytes it is, or -1.
     Result<uint32_t> add(uint8_t* base, uint64_t length, int fd);
     Status remove(uint32_t id);
     const LocalRegion* find(uint32_t id) const;
@@ -36,7 +37,8 @@ class RegionTable {
   private:
     const Nics& nics_;
     std::unordered_map<uint32_t, LocalRegion> regions_;
-    uint32_t next_id_ = 0;
+    uint32_t next_id_;
+    uint32_t step_;
 };
 
 }  // namespace pdd

@@ -64,8 +64,9 @@ void Sender::open_lanes() {
     max_segments_ = port_.max_segments();
     for (const auto& lane : port_.lanes()) {
         const uint32_t ops = std::max(1u, std::min(window_.ops / lane.sharing, lane.max_ops));
-        lanes_.push_back({lane.nic, Window({ops, window_.bytes / lane.sharing})});
+        lanes_.push_back({lane.nic, lane.group, Window({ops, window_.bytes / lane.sharing})});
     }
+    num_groups_ = lanes_.empty() ? 0 : lanes_.back().group + 1;
 }
 
 bool Sender::arm(Transfer& transfer, const WritePlan& plan, uint32_t begin, uint32_t end, uint64_t alarm) {
@@ -134,15 +135,36 @@ bool Sender::has_room(const Lane& lane, uint64_t nbytes) const {
     return lane.window.admits(nbytes) && (lane.window.ops() == 0 || shared_.nic_windows[lane.nic].admits(nbytes));
 }
 
+std::pair<size_t, size_t> Sender::lanes_for(const WritePlan& plan) const {
+    if (num_groups_ == 1) return {0, lanes_.size()};
+    const uint32_t group = port_.group_of(plan);
+    const auto of = [group](const Lane& lane) { return lane.group == group; };
+    const auto first = std::find_if(lanes_.begin(), lanes_.end(), of);
+    const auto last = std::find_if_not(first, lanes_.end(), of);
+    return {first - lanes_.begin(), last - lanes_.begin()};
+}
+
+bool Sender::post_next() {
+    if (num_groups_ == 1) return post_front();
+    // Each in line once at most: what one group does not take must not hold up another.
+    for (size_t tried = transfers_.size(); tried > 0 && !line_.empty(); --tried) {
+        if (post_front()) return true;
+        if (!line_.empty()) line_.front_to_back();
+    }
+    return false;
+}
+
 // On the emptiest lane, equals in turn. Where a completion means that the peer has it, a slow lane so gets its part
 // only; on tcp it means that the socket took it, and nothing was gained (DESIGN.md, log).
-bool Sender::post_next() {
+bool Sender::post_front() {
     Transfer& transfer = line_.front();
     const WriteBatch batch = transfer.work().peek(max_segments_);
+    const auto [first, last] = lanes_for(transfer.work().plan());
+    const size_t count = last - first;
     for (;;) {
         size_t best = lanes_.size();
-        for (size_t tried = 0; tried < lanes_.size(); ++tried) {
-            const size_t lane = (next_lane_ + tried) % lanes_.size();
+        for (size_t tried = 0; tried < count; ++tried) {
+            const size_t lane = first + (next_lane_ + tried) % count;
             if (shared_.now < lanes_[lane].retry_at) {
                 blocked_ = true;
             } else if (has_room(lanes_[lane], batch.nbytes)) {
@@ -150,7 +172,7 @@ bool Sender::post_next() {
             }
         }
         if (best == lanes_.size()) return false;
-        next_lane_ = (best + 1) % lanes_.size();
+        next_lane_ = best - first + 1;
         if (post(best, transfer, batch)) return true;
         if (line_.empty()) return false;  // given up
     }
@@ -167,8 +189,8 @@ void Sender::refused_for_now(size_t index) {
     if (!lane.refused_since) lane.refused_since = shared_.now;
     lane.patience = std::clamp(2 * lane.patience, kFirstRetry, kLastRetry);
     lane.retry_at = shared_.now + lane.patience;
-    const bool given_up = std::all_of(lanes_.begin(), lanes_.end(), [this](const Lane& one) {
-        return one.refused_since && shared_.now - *one.refused_since > kConnectDeadline;
+    const bool given_up = std::all_of(lanes_.begin(), lanes_.end(), [this, group = lane.group](const Lane& one) {
+        return one.group != group || (one.refused_since && shared_.now - *one.refused_since > kConnectDeadline);
     });
     if (given_up) fail("fi_writemsg (" + port_.name(index) + "): no connection, no write was taken for 10 s");
 }

@@ -5,6 +5,7 @@
 // tokens can not starve a short one. Their writes go whole over the lanes in turn, a lane being one NIC here and one of
 // the peer's. Each lane has a window and a mind of its own: one that is full, or that its provider asks to leave alone,
 // is passed over, and its share goes to the others. A lane that never connects carries nothing and harms nothing.
+// Each of the peer's rail groups has lanes of its own; a transfer whose group takes nothing lets those of others pass.
 //
 // A write with an unknown fate, or a reset connection, fails the endpoint as a
 // whole: nothing is ever posted on it again, because the next post would silently reconnect to whoever owns the address
@@ -17,6 +18,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "fabric/events.h"
 #include "fabric/faults.h"
@@ -38,10 +40,13 @@ class WritePort {
         uint32_t nic = 0;       // here
         uint32_t sharing = 1;   // lanes of this endpoint on that NIC
         uint32_t max_ops = 64;  // that the peer's side can take
+        uint32_t group = 0;     // of the peer's rail groups; a group's lanes stand together
     };
     // None before a plan was found good.
     virtual std::span<const Lane> lanes() const = 0;
     virtual size_t max_segments() const = 0;
+    // The peer's rail group that a plan which was found good writes to.
+    virtual uint32_t group_of(const WritePlan&) const { return 0; }
     // Whether every layer of the plan stays inside both regions. Asked before anything of it is posted.
     virtual Status check(const WritePlan& plan) const = 0;
     virtual PostResult post(size_t lane, const WritePlan& plan, const WriteBatch& batch, uint32_t imm, Op* op) = 0;
@@ -96,6 +101,7 @@ class Sender {
   private:
     struct Lane {
         uint32_t nic;
+        uint32_t group;  // of the peer's
         Window window;
         TimePoint retry_at{};
         Clock::duration patience{};                // until the next try of a lane with nothing in flight
@@ -104,10 +110,13 @@ class Sender {
 
     void open_lanes();
     bool has_room(const Lane& lane, uint64_t nbytes) const;
+    // The lanes that writes of this plan may take: positions [first, last).
+    std::pair<size_t, size_t> lanes_for(const WritePlan& plan) const;
     bool admit(Transfer& transfer, const WritePlan& plan, uint64_t units);
     void enqueue(Transfer& transfer);
-    // One write of the transfer at the front, on the first lane that takes it; false: none does.
+    // One write of a transfer, the one at the front before others, on the first lane that takes it; false: none does.
     bool post_next();
+    bool post_front();
     // False: asked to try again.
     bool post(size_t lane, Transfer& transfer, const WriteBatch& batch);
     void refused_for_now(size_t lane);
@@ -119,7 +128,8 @@ class Sender {
     WindowSize window_;
     SenderContext shared_;
     std::vector<Lane> lanes_;
-    size_t next_lane_ = 0;
+    uint32_t num_groups_ = 0;
+    size_t next_lane_ = 0;  // within the lanes of a group
     size_t max_segments_ = 1;
     std::unordered_map<uint64_t, std::unique_ptr<Transfer>> transfers_;
     TransferLine line_;

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "util/pause.h"
@@ -20,13 +21,19 @@ constexpr uint32_t kNicWindows = 4;  // peers whose windows fill a NIC; more of 
 
 }  // namespace
 
-void pin_thread(const std::vector<int>& cpus) {
-    if (cpus.empty()) return;
+std::string pin_thread(const std::vector<int>& cpus) {
+    if (cpus.empty()) return "";
+    cpu_set_t allowed;
+    if (const int rc = ::pthread_getaffinity_np(::pthread_self(), sizeof allowed, &allowed); rc != 0)
+        return "a worker cannot be pinned: " + std::string(std::strerror(rc));  // more than 1,024 CPUs
     cpu_set_t set;
     CPU_ZERO(&set);
     for (const int cpu : cpus)
-        if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
-    ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);
+        if (cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(cpu, &allowed)) CPU_SET(cpu, &set);
+    const std::string where = "CPUs from " + std::to_string(cpus.front()) + " to " + std::to_string(cpus.back());
+    if (CPU_COUNT(&set) == 0) return "none of the " + where + " is for this process: a worker stays where it may run";
+    const int rc = ::pthread_setaffinity_np(::pthread_self(), sizeof set, &set);
+    return rc == 0 ? "" : "the system refuses to pin a worker to " + where + ": " + std::strerror(rc);
 }
 
 Worker::Worker(WorkerConfig config, Nics nics, CommandQueue& commands, Alarms& alarms, ImmTable& imms,
@@ -38,7 +45,7 @@ Worker::Worker(WorkerConfig config, Nics nics, CommandQueue& commands, Alarms& a
       events_(events),
       stats_(stats),
       nics_(std::move(nics)),
-      regions_(nics_),
+      regions_(nics_, config_.group, config_.num_groups),
       nic_windows_(nics_.size(), Window({kNicWindows * config_.window.ops, kNicWindows * config_.window.bytes})),
       sleeper_(nics_, commands) {}
 
@@ -136,8 +143,8 @@ Status Worker::open_endpoint(uint32_t id, bool local) {
     const std::span<const std::unique_ptr<Nic>> all(nics_);
     const size_t num_fabric = all.size() - (config_.has_local ? 1 : 0);
     const size_t first = local ? num_fabric : 0;
-    auto endpoint =
-        Endpoint::open(id, all.subspan(first, local ? 1 : num_fabric), first, regions_, stats_, config_.window.ops);
+    auto endpoint = Endpoint::open(id, all.subspan(first, local ? 1 : num_fabric), first, regions_, stats_,
+                                   config_.window.ops, config_.num_groups);
     if (!endpoint) return endpoint.error();
     sleeper_.add(**endpoint);
     peers_.emplace(id, std::make_unique<Peer>(
@@ -221,6 +228,10 @@ void Worker::execute(command::Finish& c) {
 void Worker::execute(command::Cancel& c) {
     Transfer* transfer = nullptr;
     if (Sender* sender = sender_of(c.transfer, transfer)) sender->drop(*transfer, "cancelled");
+}
+
+void Worker::execute(command::FailEndpoint& c) {
+    if (Peer* peer = find(c.endpoint)) peer->sender().fail(c.reason);
 }
 
 void Worker::execute(command::CloseEndpoint& c) {

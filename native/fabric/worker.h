@@ -1,4 +1,4 @@
-// Worker: owns the NICs of a Fabric, and is the only caller of them.
+// Worker: owns the NICs of a rail group, and is the only caller of them.
 //
 // turn() takes commands and, for each peer, reads completions and posts what its window admits. It knows no thread and
 // no clock: run() turns by the real one and idles when nothing happened (spin, yield, block on queues and commands); a
@@ -28,11 +28,13 @@ struct WorkerConfig {
     WindowSize window;  // of each peer on each NIC
     IdlePolicy idle;
     bool has_local = false;  // the last NIC is for endpoints to peers on this host, and for those alone
+    uint32_t group = 0;      // of the rail groups of this node
+    uint32_t num_groups = 1;
 };
 
-// Keeps the calling thread on these CPUs; an empty list leaves it where it is. Not being allowed there (a cpuset) costs
-// speed, not correctness, and is not an error.
-void pin_thread(const std::vector<int>& cpus);
+// Keeps the calling thread on those of these CPUs that it may run on; an empty list leaves it where it is. Returns what
+// the system refused, "" when nothing: that costs speed, not correctness.
+std::string pin_thread(const std::vector<int>& cpus);
 
 class Worker {
   public:
@@ -79,6 +81,7 @@ class Worker {
     void execute(command::Write& c);
     void execute(command::Finish& c);
     void execute(command::Cancel& c);
+    void execute(command::FailEndpoint& c);
     void execute(command::CloseEndpoint& c);
     void execute(command::Tell& c) { events_.push(std::move(c.event)); }
     void execute(command::InjectFault& c) { faults_.set(c.fault, c.after, c.count, c.nic); }

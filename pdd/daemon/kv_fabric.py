@@ -61,9 +61,9 @@ class KvFabric:
         self._host = boot_id() if wanted.local == "auto" and not wanted.require and not device else ""
         try:
             self.fabric = Fabric(
-                provider=wanted.provider, library=wanted.library, bind=list(wanted.bind), source=choose_source(towards),
+                provider=wanted.provider, library=wanted.library, source=choose_source(towards),
                 require=wanted.require, window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
-                cpus=list(host_rail_group(sysfs.read()).cpus), local=bool(self._host), device=device,
+                groups=[(list(wanted.bind), list(host_rail_group(sysfs.read()).cpus))], local=bool(self._host), device=device,
             )
         except _native.FabricError as error:
             hint = f"fabric.require = {wanted.require} allows nothing else" if wanted.require else (

@@ -144,7 +144,10 @@ class WritePlan:
     def __len__(self) -> int: ...
 
 class Fabric:
-    """All fi_* objects of one rail group, its worker thread, its watcher thread, its immediate table."""
+    """All fi_* objects of a node's rail groups, a worker thread for each, one watcher thread, one immediate table.
+
+    Several rail groups look like one: an endpoint has a part in each, and its close fences all of them; a region belongs to
+    one group, whose worker carries what is written from it; what arrives through any of them counts for the same keys."""
 
     def __init__(
         self,
@@ -157,7 +160,7 @@ class Fabric:
         window_ops: int = 64,
         window_bytes: int = 8388608,
         idle: str = "auto",
-        cpus: list[int] = ...,
+        groups: list[tuple[list[str], list[int]]] = ...,
         local: bool = False,
         device: str = "",
     ) -> None:
@@ -165,15 +168,21 @@ class Fabric:
         or, with tcp, the one that has the local address `source`. Whole writes are striped over the NICs; NIC i writes
         to the peer's NIC i, and where counts differ the shorter list is gone through again. A NIC that takes nothing
         leaves its share to the others. window_*: in flight per peer and NIC; all peers of a NIC: four times that. require: the only provider to use. idle: "auto"
-        spins shortly, yields, then blocks; "spin" never blocks; "block" blocks at once. cpus: where the worker runs.
+        spins shortly, yields, then blocks; "spin" never blocks; "block" blocks at once.
+        groups: the rail groups, each by its NICs (as bind) and the CPUs that its worker is kept on, [] for any; [] is one
+        group of `bind`.
         local: endpoints to peers on this host may be opened, too. provider "local" opens nothing but such, and no
         library.
         device: a GPU (PCI address or cuda:N) whose memory, and no other, is registered; caps["gpu_path"] says how it is
         reached."""
 
     @property
+    def warnings(self) -> list[str]:
+        """What the system refused when workers were pinned, in words."""
+
+    @property
     def caps(self) -> dict[str, Any]:
-        """As one entry of probe, of the first NIC; "nics" lists those of all."""
+        """As one entry of probe, of the first NIC; "nics" lists those of all, with their "group"."""
 
     def fileno(self) -> int:
         """An eventfd that is readable while events wait."""
@@ -183,8 +192,9 @@ class Fabric:
         """Closes endpoints, joins threads. Idempotent. Bounded (5 s). Events that wait can still be drained."""
 
     # memory
-    def register(self, address: int, nbytes: int, fd: int = -1) -> int:
-        """Region id, on every NIC; ids count from 0. The caller keeps the memory until unregister returns.
+    def register(self, address: int, nbytes: int, fd: int = -1, group: int = 0) -> int:
+        """Region id, on every NIC of a rail group; with one group ids count from 0. The caller keeps the memory until
+        unregister returns.
 
         fd: the memfd whose first `nbytes` are mapped there, sealed against shrinking; the caller keeps it. Local peers
         are written to from such regions only."""

@@ -39,7 +39,7 @@ _EVENTS: dict[int, Callable[..., Event]] = {
 
 
 class Fabric(_native.Fabric):
-    """All fi_* objects of one rail group. `_native.pyi` documents arguments and commands."""
+    """All fi_* objects of a node's rail groups. `_native.pyi` documents arguments and commands."""
 
     def read_caps(self) -> Caps:
         """What its NICs offer; the same for as long as it lives."""

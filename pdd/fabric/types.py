@@ -40,6 +40,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
     gpu_path: Literal["", "dmabuf", "hmem", "staged"]  # how GPU memory is reached; "": it is not asked for
     gpu_path_why: str  # why not better
     fence: Literal["endpoint", "none"]  # endpoint: closing one stops every write through it
+    group: int = 0  # rail group of its fabric
 
 
 class Caps(Nic, frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 //
 //   post_latency IDLE REPEATS PAGES     prints a JSON object of percentiles, ns
 //
-// A whole Engine over a NIC that does nothing but note when it was asked. Between two moves the mover sleeps, so that the
-// others are as they are between two layers.
+// A whole Engine over a NIC that does nothing but note when it was asked. Between two moves the mover sleeps, so that
+// the others are as they are between two layers.
 #include <rdma/fabric.h>
 #include <sys/eventfd.h>
 
@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
     Seen seen;
     EngineConfig config;
     config.idle = idle;
-    auto engine = Engine::open(config, [&seen]() -> Result<Nics> {
+    auto engine = Engine::open(config, [&seen](const RailGroupConfig&) -> Result<Nics> {
         Nics nics;
         nics.push_back(std::make_unique<NullNic>(seen));
         return nics;
@@ -137,7 +137,8 @@ int main(int argc, char** argv) {
     }
     std::sort(took.begin(), took.end());
     const auto at = [&took](double q) { return took[static_cast<size_t>(q * static_cast<double>(took.size() - 1))]; };
-    std::printf("{\"idle\": \"%s\", \"repeats\": %zu, \"p50_ns\": %ld, \"p90_ns\": %ld, \"p99_ns\": %ld}\n", idle.c_str(),
-                repeats, static_cast<long>(at(0.5)), static_cast<long>(at(0.9)), static_cast<long>(at(0.99)));
+    std::printf("{\"idle\": \"%s\", \"repeats\": %zu, \"p50_ns\": %ld, \"p90_ns\": %ld, \"p99_ns\": %ld}\n",
+                idle.c_str(), repeats, static_cast<long>(at(0.5)), static_cast<long>(at(0.9)),
+                static_cast<long>(at(0.99)));
     CHECK(fabric.close());
 }

@@ -16,8 +16,16 @@ std::span<const uint8_t> bytes(const std::string& text) {
 Descriptor sample() {
     Descriptor d;
     d.wire = "tcp";
-    d.nics = {{1, {1, 2, 3}, 256}, {2, {9}, 5}};
-    d.regions = {{100, {{1, 0}, {2, 5}}}, {UINT64_MAX, {{3, 0}, {4, 0}}}};
+    d.nics = {{1, {1, 2, 3}, 256, 0}, {2, {9}, 5, 0}};
+    d.regions = {{100, {{1, 0}, {2, 5}}, 0}, {UINT64_MAX, {{3, 0}, {4, 0}}, 0}};
+    return d;
+}
+
+// Three NICs in two rail groups; a region of each.
+Descriptor grouped() {
+    Descriptor d = sample();
+    d.nics.push_back({1, {7}, 9, 1});
+    d.regions.push_back({50, {{6, 0}}, 1});
     return d;
 }
 
@@ -29,6 +37,13 @@ void round_trip() {
           parsed->regions[0].keys[1].base == 5);
     const auto& region = parsed->regions[0];
     CHECK(region.holds(0, 100) && region.holds(100, 0) && !region.holds(1, 100) && !region.holds(UINT64_MAX, 2));
+    const auto groups = Descriptor::parse(bytes(grouped().encode()));
+    CHECK(groups && groups->encode() == grouped().encode());
+    CHECK(groups->num_groups() == 2 && groups->regions[2].group == 1 && groups->regions[2].keys.size() == 1);
+    const std::pair<size_t, size_t> first{0, 2}, second{2, 3};
+    CHECK(groups->nics_of(0) == first && groups->nics_of(1) == second);
+    // One group speaks as nodes did that knew no groups.
+    CHECK(sample().encode()[4] == Descriptor::kVersion && grouped().encode()[4] == Descriptor::kGroupedVersion);
     Descriptor none = sample();
     none.regions.clear();
     CHECK(Descriptor::parse(bytes(none.encode())));
@@ -37,6 +52,16 @@ void round_trip() {
 void refuses_what_does_not_fit() {
     const std::string good = sample().encode();
     for (size_t cut = 0; cut < good.size(); ++cut) CHECK(!Descriptor::parse(bytes(good.substr(0, cut))));
+    const std::string of_groups = grouped().encode();
+    for (size_t cut = 0; cut < of_groups.size(); ++cut) CHECK(!Descriptor::parse(bytes(of_groups.substr(0, cut))));
+    Descriptor apart = grouped();
+    apart.nics[1].group = 1;  // 0 1 1: a region of group 0 now has a key too many
+    CHECK(!Descriptor::parse(bytes(apart.encode())));
+    apart.nics[0].group = 1;  // begins with group 1
+    CHECK(!Descriptor::parse(bytes(apart.encode())));
+    Descriptor homeless = grouped();
+    homeless.regions[2].group = 2;
+    CHECK(!Descriptor::parse(bytes(homeless.encode())));
     CHECK(!Descriptor::parse(bytes(good + "x")));
     Descriptor wrapping = sample();
     wrapping.regions[1].keys[0].base = 1;

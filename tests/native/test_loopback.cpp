@@ -71,7 +71,9 @@ void run(const EngineConfig& config) {
     uint8_t* to = target_arena.memory.data();
     std::iota(from, from + kPages * kPage, 1);
     for (uint32_t i = 0; i < kPages; ++i) std::memcpy(&from[i * kPage], &i, sizeof i);
-    const uint32_t source = value(writer->add_region(from, kPages * kPage, source_arena.fd.get()));
+    // Of several rail groups the last one writes into the first one's memory.
+    const uint32_t source = value(writer->add_region(from, kPages * kPage, source_arena.fd.get(),
+                                                     static_cast<uint32_t>(config.groups.size() - 1)));
     const uint32_t target = value(reader->add_region(to, kPages * kPage));
 
     for (int life = 0; life < 3; ++life) {
@@ -133,12 +135,14 @@ int main(int argc, char** argv) {
     config.window_ops = 5;
     run(config);
     config = {};
-    config.bind = {"127.0.0.1"};
+    config.groups = {{{"127.0.0.1"}, {}}};
     if (argc > 1) config.library = argv[1];
     if (!choose_library(config.library, {})) return 77;
     run(config);
-    config.bind = {"127.0.0.1", "127.0.0.2"};
+    config.groups = {{{"127.0.0.1", "127.0.0.2"}, {}}};
     config.window_ops = 5;
     config.idle = "block";
+    run(config);
+    config.groups = {{{"127.0.0.1"}, {}}, {{"127.0.0.2"}, {}}};
     run(config);
 }
