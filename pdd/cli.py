@@ -83,7 +83,7 @@ def _plain(options: Globals, command: str) -> None:
     """Runs one of _PLAIN without Typer."""
     from pdd.commands import look
 
-    action: Callable[[Globals], None] = getattr(look, command)
+    action: Callable[[Globals], object] = getattr(look, command)
     action(options)
 
 

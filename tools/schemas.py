@@ -36,6 +36,7 @@ DOCUMENTS: dict[str, Any] = {
     "config_check": printed.ConfigCheck,
     "model_import": printed.ModelImport,
     "recording": printed.Recording | printed.Recorded,
+    "topology_check": printed.TopologyCheck,
     "topology_export": printed.TopologyExport,
     "topology": printed.Topology,
     "bench_kv": bench.Report,

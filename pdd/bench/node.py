@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from pdd.bench.cells import Pages
-from pdd.daemon import line_rate
 from pdd.errors import FabricFailure, LimitError
 from pdd.fabric import _native
-from pdd.topology import sysfs
-from pdd.topology.pairing import host_rail_group
+from pdd.topology import machine
+from pdd.topology.domains import line_rate, nic_of
+from pdd.topology.placement import Wanted, plan_placement
 
 Event = tuple[Any, ...]
 
@@ -42,10 +42,12 @@ class BenchNode:
 
     def __init__(self, options: FabricOptions, memory_bytes: int) -> None:
         """Raises FabricFailure: nothing fits the options. LimitError: so much memory cannot be had or registered."""
+        topology = machine.read()
+        [place] = plan_placement(topology, Wanted(bind=options.nics)).groups
         try:
             self.fabric = _native.Fabric(
-                provider=options.provider, library=options.library, bind=list(options.nics), source=options.source,
-                idle=options.idle, cpus=list(host_rail_group(sysfs.read()).cpus),
+                provider=options.provider, library=options.library, source=options.source,
+                idle=options.idle, groups=[(list(options.nics), list(place.worker_cpus))],
             )
         except _native.FabricError as error:
             raise FabricFailure(str(error), hint="`pdd topology` shows the NICs; install the extra [fabric] or "
@@ -60,7 +62,7 @@ class BenchNode:
         self.provider: str = caps["provider"]
         self.library_version: str = caps["library_version"]
         self.nics = tuple(nic["address"] or nic["domain"] for nic in caps["nics"])
-        self.line_rate = line_rate.bytes_per_second([nic["domain"] for nic in caps["nics"]])
+        self.line_rate = line_rate([nic_of(topology, nic["domain"]) for nic in caps["nics"]])
 
     def _take_memory(self, nbytes: int) -> None:
         fd = os.memfd_create("pdd-bench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

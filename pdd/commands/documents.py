@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from pdd.findings import Finding
+
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
     """On stderr, with --json."""
@@ -66,6 +68,11 @@ class ModelImport(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "pdd.model_import/1"
     directory: str
     sha256: str
+
+
+class TopologyCheck(msgspec.Struct, frozen=True, kw_only=True):
+    schema: str = "pdd.topology_check/1"
+    findings: tuple[Finding, ...]
 
 
 class TopologyExport(msgspec.Struct, frozen=True, kw_only=True):

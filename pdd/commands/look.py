@@ -1,16 +1,13 @@
-"""status, requests, peers, transfers, topology, version: ask and print."""
+"""status, requests, peers, transfers, version: ask and print."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import time
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from pdd.commands.common import Globals, note, paint, paint_state, print_json, table
+from pdd.commands.machine import topology as topology  # one of the plain commands
 from pdd.errors import DaemonNotRunning, RefusedInState, TimedOut, UsageError
 from pdd.units import counted, show_bytes, show_duration
 from pdd.version import VERSION
@@ -83,12 +80,18 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
             f"waiting {doc['waiting']}",
             f"wait kv {doc['waiting_for_kv']}",
             f"kv {used:.0%}",
-            f"{'in' if into else 'out'} {show_bytes(rate, 'B/s')}",
+            f"{'in' if into else 'out'} {show_bytes(rate, 'B/s')}{_share(rate, doc)}",
             f"peers {up}/{len(doc['peers'])}",
             f"failed {doc['transfers']['failed']}",
             *([f"({'; '.join(doc['reasons'])})"] if doc["reasons"] and not (starting and phase) else []),
         ]
     )
+
+
+def _share(rate: float, doc: dict[str, Any]) -> str:
+    """Of the line rate; nothing where that is not known, or nothing moves."""
+    line = doc["fabric"].get("line_rate_bytes_per_second")
+    return f" ({rate / line:.0%} of line)" if line and rate else ""
 
 
 def _wait(options: Globals, wanted: str) -> dict[str, Any]:
@@ -234,33 +237,6 @@ def transfers(options: Globals) -> None:
     ]
     header = ["PEER", "DIR", "VIA", "NIC", "STATE", "BYTES", "WRITES", "UNITS", "INFLT", "P50", "P99", "FAILED"]
     print(table(rows, header))
-
-
-def topology(options: Globals, path: Path | None = None, form: str | None = None, target: Path | None = None,
-             ascii_only: bool = False) -> None:
-    """Prints one form, or writes an export to `target`."""
-    from pdd.topology import show, source
-
-    if form is not None and form not in show.FORMATS:
-        raise UsageError(f'--format: "{form}" is none of {", ".join(show.FORMATS)}')
-    if form is not None and (target is not None or (options.json and form != "json")):
-        raise UsageError("--format does not go with " + ("--export" if target is not None else "--json"))
-    if target is None:
-        print(show.show(source.load(path), form or ("json" if options.json else "tree"), ascii_only=ascii_only,
-                        width=_width()), flush=True)
-        return
-    entries = source.export(target, path)
-    if options.json:
-        print_json({"schema": "pdd.topology_export/1", "path": str(target), "entries": entries})
-    else:
-        note(options, f"{target}: {entries} entries; read it with `pdd topology --input {target}`")
-
-
-def _width() -> int:
-    """Columns of the screen; 0, endless, where there is none."""
-    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
-        return 0
-    return shutil.get_terminal_size().columns
 
 
 def version(options: Globals) -> None:

@@ -168,6 +168,7 @@ def transfers(ctx: typer.Context) -> None:
 @app.command(cls=_Command, epilog=_also("--json", "-q"))
 def topology(
     ctx: typer.Context,
+    action: Annotated[str, typer.Argument(metavar="[check]", help="check: the findings alone.")] = "show",
     source: Annotated[
         Path | None,
         typer.Option("--input", metavar="PATH", help="Another machine's: a directory, an export, hwloc's or NCCL's XML."),
@@ -179,11 +180,14 @@ def topology(
         Path | None, typer.Option("--export", metavar="FILE", help="Write what was read as a .tar.gz for --input.")
     ] = None,
     ascii_only: Annotated[bool, typer.Option("--ascii", help="ASCII characters only.")] = False,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymize", help="Without host name, UUIDs, serials, GIDs and MAC addresses.")
+    ] = False,
 ) -> None:
     """GPUs, NICs and NUMA nodes, and the NICs that each GPU uses."""
-    from pdd.commands.look import topology as run
+    from pdd.commands.machine import topology as run
 
-    run(ctx.obj, source, form, target, ascii_only)
+    raise typer.Exit(run(ctx.obj, action, source, form, target, ascii_only, anonymous))
 
 
 @app.command(cls=_Command, epilog=_OF_A_NODE)

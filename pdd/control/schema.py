@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from pdd.findings import Finding
+
 API_VERSION = "1.0"  # header Pdd-Api; the major is the /v1 of the paths
 
 
@@ -147,19 +149,20 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float
 
 
+class FabricNic(msgspec.Struct, frozen=True, kw_only=True):
+    domain: str  # as libfabric calls it
+    address: str | None = None
+    nic: str | None = None  # as the topology calls it
+    rate_bits_per_second: int | None = None
+
+
 class FabricInfo(msgspec.Struct, frozen=True, kw_only=True):
     provider: str | None = None
     library: str | None = None
     library_version: str | None = None
     domains: tuple[str, ...] = ()
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something an operator should know. `id` is stable."""
-
-    id: str
-    level: str  # info, warn, fail
-    message: str
+    nics: tuple[FabricNic, ...] = ()  # in the order of domains
+    line_rate_bytes_per_second: float | None = None  # of all NICs together; null when one is not known
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,8 @@ from pdd.control.schema import Cancelled, Logs, Peers, Request, Requests, Status
 
 
 class StatusSource(Protocol):
-    """Called on the main loop, where each call returns at once; `topology` alone reads files, and is called on a thread."""
+    """Called on the main loop, where each call returns at once; `topology` alone takes longer on a large machine, and is
+    called on a thread."""
 
     def status(self) -> Status: ...
 
@@ -25,7 +26,8 @@ class StatusSource(Protocol):
     def transfers(self) -> TransferList: ...
 
     def topology(self) -> dict[str, Any]:
-        """A pdd.topology/1 document (pdd.topology.report.document)."""
+        """A pdd.topology/1 document (pdd.topology.report.document): of the machine as it was when the node started, with
+        what the node chose."""
 
     def config(self) -> dict[str, Any]:
         """A pdd.config/1 document (pdd.config_load.explained)."""

@@ -21,12 +21,12 @@ from pdd.daemon.latency import WINDOW_SECONDS
 from pdd.daemon.ledger import Entry
 from pdd.daemon.view import GroupView
 from pdd.engine.snapshot import EngineSnapshot
-from pdd.errors import AmbiguousRequest, NoSuchRequest, RequestCancelled
+from pdd.errors import AmbiguousRequest, NoSuchRequest, NotReady, RequestCancelled
 from pdd.kv.pool import PageCounts
 from pdd.messenger.status import PeerStatus
 from pdd.messenger.way import LOCAL
 from pdd.metrics import PAGE_STATES
-from pdd.topology import report, sysfs
+from pdd.topology import report
 
 if TYPE_CHECKING:
     from pdd.daemon.node import Node
@@ -184,7 +184,10 @@ class Documents:
 
     # -- the rest ---------------------------------------------------------------------------------------------------
     def topology(self) -> dict[str, Any]:
-        return report.document(sysfs.read())
+        placement = self._node.placement
+        if placement is None:
+            raise NotReady("the machine is still being read", hint="Ask again.")
+        return report.document(placement.topology, placement)
 
     def config(self) -> dict[str, Any]:
         return config_load.explained(self._node.config, self._node.origins)

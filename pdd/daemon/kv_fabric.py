@@ -7,23 +7,21 @@ and ranks.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pdd.address import parse_address
 from pdd.config import Config
 from pdd.control import schema
-from pdd.daemon.listen import local_address_towards, numeric_host
+from pdd.daemon.reach import choose_source, mixed_families
 from pdd.engine.executor import RankInfo
 from pdd.errors import ConfigError, FabricFailure, LimitError
 from pdd.fabric import _native
 from pdd.fabric.engine import Fabric
 from pdd.fabric.types import Caps, Stats
+from pdd.findings import Finding, finding
 from pdd.messenger import wire
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.fencing import Fencing
@@ -32,13 +30,11 @@ from pdd.messenger.link import LinkContext, PeerLink
 from pdd.messenger.planner import ShardPlanner, compare
 from pdd.messenger.settings import LinkSettings
 from pdd.states import Recorder
-from pdd.topology import sysfs
-from pdd.topology.pairing import host_rail_group
+from pdd.topology.domains import RDMA_PROVIDERS, line_rate, nic_of
+from pdd.topology.placement import Placement
 
 _log = logging.getLogger("pdd.fabric")
-_RDMA = "/sys/class/infiniband"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_WILDCARDS = ("0.0.0.0", "::")
 
 
 class KvFabric:
@@ -47,23 +43,24 @@ class KvFabric:
     Both may take seconds and belong on a thread; all else is for the main loop. Owns mappings and fabric.
     """
 
-    def __init__(self, config: Config, device: str = "") -> None:
-        """device: the GPU that the ranks' KV is in (PCI address or cuda:N); "" for host memory.
+    def __init__(self, config: Config, placement: Placement, towards: dict[str, str], device: str = "") -> None:
+        """towards: by peer, the address of this node that it is reached from (reach.py).
+        device: the GPU that the ranks' KV is in (PCI address or cuda:N); "" for host memory.
 
         Raises FabricFailure or ConfigError: nothing fits what the config asks for.
         """
         self._ranks: Sequence[RankInfo] = ()
         self._memory: list[_native.MappedMemory | _native.DeviceMemory] = []
-        self._rdma_devices = sorted(os.listdir(_RDMA)) if os.path.isdir(_RDMA) else []
+        self._placement = placement
         wanted = config.fabric
-        towards = _addresses_towards(config)
         # What peers of this host share is files; GPU memory goes over the fabric.
         self._host = boot_id() if wanted.local == "auto" and not wanted.require and not device else ""
         try:
             self.fabric = Fabric(
-                provider=wanted.provider, library=wanted.library, source=choose_source(towards),
-                require=wanted.require, window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
-                groups=[(list(wanted.bind), list(host_rail_group(sysfs.read()).cpus))], local=bool(self._host), device=device,
+                provider=wanted.provider, library=wanted.library, source=choose_source(towards), require=wanted.require,
+                window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
+                groups=[(list(group.bind), list(group.worker_cpus)) for group in placement.groups],
+                local=bool(self._host), device=device,
             )
         except _native.FabricError as error:
             hint = f"fabric.require = {wanted.require} allows nothing else" if wanted.require else (
@@ -79,6 +76,8 @@ class KvFabric:
                               "address of this node that all of them reach")
         self.events = FabricEvents(self.fabric)
         self.fencing: Fencing[PeerLink] = Fencing()
+        for warning in self.fabric.warnings:
+            _log.warning("%s [T023]", warning)
         _log.info(
             "%s over %s, libfabric %s (%s); %s", self.caps.provider,
             ", ".join(nic.address or nic.domain for nic in self.caps.nics), self.caps.library_version,
@@ -104,9 +103,11 @@ class KvFabric:
             )
         self._memory = [map_memory(rank) for rank in ranks]
         try:
+            group_of = {rank: group for group, each in enumerate(self._placement.groups) for rank in each.ranks}
             self.regions = tuple(
-                self.fabric.register(memory.address, memory.nbytes, rank.kv_fd if rank.ready.kv_kind == "memfd" else -1)
-                for memory, rank in zip(self._memory, ranks, strict=True)
+                self.fabric.register(memory.address, memory.nbytes, group=group_of[number],
+                                     fd=rank.kv_fd if rank.ready.kv_kind == "memfd" else -1)
+                for number, (memory, rank) in enumerate(zip(self._memory, ranks, strict=True))
             )
         except _native.FabricError as error:
             raise LimitError(
@@ -165,23 +166,37 @@ class KvFabric:
         return self.fabric.read_stats()
 
     def info(self) -> schema.FabricInfo:
+        topology = self._placement.topology
+        nics = [nic_of(topology, nic.domain) for nic in self.caps.nics]
         return schema.FabricInfo(
             provider=self.provider, library=self.caps.library_path, library_version=self.caps.library_version,
             domains=tuple(nic.domain for nic in self.caps.nics),
+            nics=tuple(
+                schema.FabricNic(
+                    domain=caps.domain, address=caps.address or None, nic=None if nic is None else nic.name,
+                    rate_bits_per_second=None if nic is None else nic.rate_bits_per_second,
+                )
+                for caps, nic in zip(self.caps.nics, nics, strict=True)
+            ),
+            line_rate_bytes_per_second=line_rate(nics),
         )
 
-    def findings(self) -> tuple[schema.Finding, ...]:
-        if self.provider in ("efa", "verbs"):
+    def findings(self) -> tuple[Finding, ...]:
+        refused = tuple(finding("T023", warning) for warning in self.fabric.warnings)
+        return (*self._provider_findings(), *refused)
+
+    def _provider_findings(self) -> tuple[Finding, ...]:
+        if self.provider in RDMA_PROVIDERS:
             return ()
-        if not self._rdma_devices:
-            message = f"KV travels over {self.provider}: this host has no RDMA NIC"
-            return (schema.Finding(id="F010", level="info", message=message),)
+        devices = self._placement.topology.rdma_nics
+        if not devices:
+            return (finding("F010", f"KV travels over {self.provider}: this host has no RDMA NIC"),)
         message = (
-            f"KV travels over {self.provider} though this host has {', '.join(self._rdma_devices)}: libfabric "
+            f"KV travels over {self.provider} though this host has {', '.join(nic.name for nic in devices)}: libfabric "
             f"{self.caps.library_version} ({self.caps.library_path}) offers no provider for it; set fabric.library to "
             "one that does, and fabric.require so that nothing less is used"
         )
-        return (schema.Finding(id="F011", level="warn", message=message),)
+        return (finding("F011", message),)
 
 
 def boot_id() -> str:
@@ -215,29 +230,3 @@ def gpu_path_text(gpu: dict[str, Any], caps: Caps) -> str:
     """How KV gets between the GPU and the wire, and why in no better way, for the log."""
     why = f": {caps.gpu_path_why}" if caps.gpu_path_why else ""
     return f"GPU {gpu['pci_address']} ({gpu['model']}, CUDA {gpu['driver']}): {_PATHS[caps.gpu_path]}{why}"
-
-
-def _addresses_towards(config: Config) -> dict[str, str]:
-    """By peer: the address of this node that it is reached from. A prefiller has one, that it listens on; "" is any."""
-    if config.peers.listen:
-        address = parse_address(config.peers.listen)
-        host = numeric_host(address.host, address.port)
-        return {config.peers.listen: "" if host in _WILDCARDS else host}
-    peers = {peer: parse_address(peer) for peer in config.peers.static}
-    found = {peer: local_address_towards(address.host, address.port) for peer, address in peers.items()}
-    return {peer: local for peer, local in found.items() if local is not None}
-
-
-def choose_source(towards: dict[str, str]) -> str:
-    """The address for a fabric that has one; "" is any. A peer on this host reaches an outer address too, but a peer
-    elsewhere does not reach loopback."""
-    outer = [local for local in towards.values() if local and not ipaddress.ip_address(local).is_loopback]
-    return next(iter(outer or towards.values()), "")
-
-
-def mixed_families(towards: dict[str, str]) -> str:
-    """What is wrong when peers are reached by IPv4 and IPv6: a tcp endpoint has one family. "" when nothing is."""
-    by_version = {ipaddress.ip_address(local).version: peer for peer, local in towards.items() if local}
-    if len(by_version) < 2:
-        return ""
-    return f"peers.static mixes IPv4 ({by_version[4]}) and IPv6 ({by_version[6]}), and the fabric over tcp has one family"

@@ -1,6 +1,7 @@
 """One node: builds the parts that its role needs, in order, and takes them down in the opposite order.
 
-    sockets bound -> control up -> fabric -> ranks load -> KV registered -> engine -> links -> API takes requests
+    machine read -> sockets bound -> control up -> placement, fabric -> ranks load -> KV registered -> engine -> links ->
+    API takes requests
 
 A taken port or a missing NIC is told before anything slow starts; the control socket answers while weights load. This is
 the only place that wires parts together, and the only one that looks at the role. What documents read of it is in
@@ -30,7 +31,7 @@ from pdd.control import paths
 from pdd.control.schema import RateWindows
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
-from pdd.daemon import line_rate
+from pdd.daemon import placing
 from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.documents import Documents
 from pdd.daemon.drain import Drain
@@ -40,6 +41,7 @@ from pdd.daemon.latency import Latencies
 from pdd.daemon.ledger import Ledger
 from pdd.daemon.listen import bind_tcp
 from pdd.daemon.meter import Meter
+from pdd.daemon.reach import addresses_towards, choose_source
 from pdd.daemon.service import NodeService
 from pdd.daemon.view import NodeView
 from pdd.engine.executor import RankExecutor
@@ -58,6 +60,8 @@ from pdd.messenger.way import LOCAL
 from pdd.metrics import Metrics
 from pdd.model.tokenizer import Tokenizer
 from pdd.states import History, told
+from pdd.topology import machine
+from pdd.topology.placement import Placement, plan_placement
 from pdd.version import VERSION
 
 _log = logging.getLogger("pdd")
@@ -92,7 +96,7 @@ class Node:
         self.model_name = config.model.served_name or ("pdd-demo" if demo else self._model_dir.resolve().name)
         self.groups: tuple[EngineGroup, ...] = ()
         self.fabric: KvFabric | None = None
-        self.line_rate: float | None = None  # bytes per second of the fabric's NICs; None: not known
+        self.placement: Placement | None = None  # once the machine was read, which is once in a life
         self.decoder: Decoder | None = None
         self.prefiller: Prefiller | None = None
         self.history = History(_MOST_CHANGES)
@@ -130,6 +134,8 @@ class Node:
         """
         config = self.config
         _log.info("pdd %s %s %s, model %s", self.version, config.node.role, config.node.name, self.model_name)
+        topology = await asyncio.to_thread(machine.read)
+        self.placement = plan_placement(topology, placing.wanted(config))
         await self._bind()
         if config.peers.listen or config.node.role == "decode":
             await self._open_fabric()
@@ -178,11 +184,13 @@ class Node:
             loop.call_soon_threadsafe(self._show_progress, made)
 
         self.phase = Phase("load", 0.0)
+        assert self.placement is not None
+        [place] = self.placement.groups
         init = RankInit(
             str(self._model_dir), dtype=config.model.dtype, page_size=config.kv.page_size, num_pages=config.kv.num_pages,
             memory_fraction=config.kv.memory_fraction, max_context=config.model.max_context,
             max_batch_size=config.engine.max_batch_size, max_batch_tokens=config.engine.max_batch_tokens,
-            threads=config.engine.threads,
+            threads=place.threads, cpus=place.rank_cpus, numa=place.numa,
         )
         executor = RankExecutor(init, step_timeout=config.engine.step_timeout, on_progress=progress)
         group = EngineGroup(0, executor)
@@ -196,9 +204,13 @@ class Node:
 
     async def _open_fabric(self) -> None:
         self.phase = Phase("fabric")
-        self.fabric = await asyncio.to_thread(KvFabric, self.config)
+        assert self.placement is not None
+        towards = await asyncio.to_thread(addresses_towards, self.config)
+        self.placement = await asyncio.to_thread(
+            placing.place, self.placement.topology, self.config, choose_source(towards)
+        )
+        self.fabric = await asyncio.to_thread(KvFabric, self.config, self.placement, towards)
         self.fabric.attach(asyncio.get_running_loop())
-        self.line_rate = line_rate.bytes_per_second(self.view.fabric_info().domains)
 
     async def _register_memory(self, fabric: KvFabric) -> None:
         self.phase = Phase("register")

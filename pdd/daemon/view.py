@@ -15,6 +15,7 @@ from pdd.daemon.flows import IN, OUT, Flow, Names
 from pdd.engine.rank_protocol import RankReady
 from pdd.engine.snapshot import EngineSnapshot, joined
 from pdd.fabric.types import Stats
+from pdd.findings import Finding, finding
 from pdd.messenger.fencing import FenceStatus
 from pdd.messenger.status import AttemptStatus, DecoderCounters, JobStatus, PeerStatus, PrefillerCounters
 from pdd.units import counted
@@ -177,8 +178,13 @@ class NodeView:
     def fabric_info(self) -> schema.FabricInfo:
         return schema.FabricInfo() if self._node.fabric is None else self._node.fabric.info()
 
-    def findings(self) -> tuple[schema.Finding, ...]:
-        return () if self._node.fabric is None else self._node.fabric.findings()
+    def findings(self) -> tuple[Finding, ...]:
+        """Of the running node; those of the machine are in the topology's document."""
+        refused = tuple(
+            finding("T023", f"rank {rank.rank}: {each}")
+            for group in self.groups() for rank in group.ranks for each in rank.warnings
+        )
+        return refused if self._node.fabric is None else (*self._node.fabric.findings(), *refused)
 
     @property
     def nics(self) -> str:
@@ -187,10 +193,11 @@ class NodeView:
 
     def nic_utilization(self) -> dict[str, float]:
         """Share of the line rate that was used in the last second, of the busier direction. Empty: no rate is known."""
-        if self._node.line_rate is None:
+        rate = self.fabric_info().line_rate_bytes_per_second
+        if rate is None:
             return {}
         now = self._node.rates().one_second
-        return {self.nics: max(now.bytes_per_second, now.bytes_received_per_second) / self._node.line_rate}
+        return {self.nics: max(now.bytes_per_second, now.bytes_received_per_second) / rate}
 
     def flows(self) -> list[Flow]:
         """Of every peer that is linked now, or with which anything was ever exchanged."""

@@ -48,7 +48,9 @@ class RankInit(msgspec.Struct, frozen=True, tag="init"):
     max_context: int = 0  # tokens; 0: the model's
     max_batch_size: int = 64  # rows of a step
     max_batch_tokens: int = 2048  # tokens of a step
-    threads: int = 0  # of the forward pass; 0: one per CPU of its NUMA node that this process may run on
+    threads: int = 0  # of the forward pass; 0: one per CPU that it runs on
+    cpus: tuple[int, ...] = ()  # that it is kept on; empty: wherever the system puts it
+    numa: int | None = None  # node that its KV memory is kept on; None: wherever it is written first
     warm_up: bool = True  # run a few throw-away steps before RankReady
 
 
@@ -91,6 +93,7 @@ class RankReady(msgspec.Struct, frozen=True, tag="ready"):
     attention: str = "torch"  # the decode kernel in use: "native" or "torch"
     kv_kind: str = "memfd"  # what the KV memory's fd is: "memfd", or "cuda" for a cuMem handle
     kv_device: str = ""  # PCI address of the GPU that the KV memory is in; "" for a memfd
+    warnings: tuple[str, ...] = ()  # what the system refused of cpus and numa, in words
 
     @property
     def layout(self) -> KvLayout:

@@ -31,8 +31,7 @@ from pdd.model.config import ModelConfig, fingerprint, load_config
 from pdd.model.folder import COPY_AGAIN, check_context
 from pdd.model.llama import LlamaModel, load_model
 from pdd.model.safetensors_file import read_directory
-from pdd.topology import pinning, sysfs
-from pdd.topology.pairing import RailGroup, host_rail_group
+from pdd.topology import pinning
 from pdd.units import show_bytes
 
 _log = logging.getLogger("pdd.rank")
@@ -63,8 +62,7 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
     if init.world != 1:
         raise ConfigError(f"tensor parallelism over {init.world} ranks is not supported yet",
                           hint="Start the node with one rank.")
-    home = host_rail_group(sysfs.read())
-    _set_threads(init.threads, home)
+    refused = [_set_threads(init)]
     model_dir = Path(init.model_dir)
     with _reading(model_dir):
         config = load_config(model_dir)
@@ -78,7 +76,7 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
                            shard=Shard(init.rank, init.world), progress=_throttled("weights", report))
     layout = _layout(init, config, model, dtype, max_context)
     memory = HostKv(layout.region_bytes)
-    _warn(None if init.threads else pinning.place_memory(memory.mapping, home.numa))
+    refused.append(pinning.place_memory(memory.mapping, init.numa))
     report(RankProgress("kv", layout.region_bytes, layout.region_bytes))
     kv = memory.tensor(layout)
     attention, attention_name = make_attention(layout, kv, model.num_heads)
@@ -92,24 +90,21 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
         vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids, max_context=max_context,
         family=config.family, fingerprint=identity, kv_bytes=layout.region_bytes,
         param_bytes=model.param_bytes, threads=torch.get_num_threads(), attention=attention_name,
-        load_seconds=time.monotonic() - started, pid=os.getpid(), kv_kind=memory.kind, kv_device=memory.device)
+        load_seconds=time.monotonic() - started, pid=os.getpid(), kv_kind=memory.kind, kv_device=memory.device,
+        warnings=tuple(filter(None, refused)))
+    for warning in ready.warnings:
+        _log.warning("%s [T023]", warning)
     runner = RankRunner(model, attention, layout, counter, max_context=max_context)
     return StartedRank(ready, runner, (memory.fd, counter_fd), memory)
 
 
-def _set_threads(threads: int, home: RailGroup) -> None:
-    """`threads` of the forward pass, wherever the system puts them; 0: one on each CPU of a single NUMA node, and only
-    there, so that weights and KV lie next to who reads them: the cores, and the NICs."""
-    if not threads:
-        _warn(pinning.pin_thread(home.cpus))  # this thread; those of the pass are its children
-        threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+def _set_threads(init: RankInit) -> str | None:
+    """Keeps this thread on its CPUs, and those of the forward pass, which are its children. Before anything is loaded, so
+    that weights lie next to who reads them. Returns a warning."""
+    refused = pinning.pin_thread(init.cpus)
+    torch.set_num_threads(init.threads or len(os.sched_getaffinity(0)))
     torch.set_num_interop_threads(1)
-
-
-def _warn(warning: str | None) -> None:
-    if warning:
-        _log.warning("%s", warning)
+    return refused
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """What an operator should know about a machine's topology. Pure.
 
-The ids are stable, and listed in pdd(1). A finding says what is so and what to do; what is not known is no finding, but
+The ids are stable, and listed in pdd-errors(7). A finding says what is so and what to do; what is not known is no finding, but
 for places: without them pairing is a guess, and that is said.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from pdd.findings import Finding, finding
 from pdd.topology import cpus
 from pdd.topology.pairing import Plan, RailGroup
 from pdd.topology.paths import common_bridges, distance, place_known
-from pdd.topology.types import Finding, Gpu, Nic, PathClass, PciDevice, Topology
+from pdd.topology.types import Gpu, Nic, PathClass, PciDevice, Topology
 from pdd.units import show_bytes
 
 
@@ -32,20 +33,23 @@ def find(topology: Topology, plan: Plan) -> tuple[Finding, ...]:
 def _nics(topology: Topology) -> Iterator[Finding]:
     rdma = topology.rdma_nics
     if not rdma:
-        yield Finding("T010", "info", "no RDMA NIC: KV travels over tcp, between nodes of one host over loopback")
+        yield finding("T010", "no RDMA NIC: KV travels over tcp, between nodes of one host over loopback")
     for nic in rdma:
         if not nic.reachable:
             message = f"{nic.name} has no device node here: it is not used; give this process /dev/infiniband"
-            yield Finding("T012", "warn", message, nic=nic.name)
+            yield finding("T012", message, nic=nic.name)
         elif nic.state == "init":
             message = f"{nic.name} has a link but is not configured (no subnet manager?): it is not used"
-            yield Finding("T012", "warn", message, nic=nic.name)
-        elif not nic.usable:
-            yield Finding("T012", "warn", f"{nic.name} is {nic.state}: it is not used", nic=nic.name)
+            yield finding("T012", message, nic=nic.name)
+        elif nic.state == "down":
+            yield finding("T012", f"{nic.name} is down: it is not used", nic=nic.name)
+        elif not nic.offered:
+            message = f"libfabric offers no {nic.name}: it is not used; has its interface an address (verbs needs one)?"
+            yield finding("T017", message, nic=nic.name)
     if topology.other_gpus:
         count = len(topology.other_gpus)
         message = f"{count} more GPU{'s' * (count > 1)} of this machine {'are' if count > 1 else 'is'} not for this process"
-        yield Finding("T018", "info", message)
+        yield finding("T018", message)
 
 
 def _paths(topology: Topology, rails: dict[int | None, RailGroup]) -> Iterator[Finding]:
@@ -54,7 +58,7 @@ def _paths(topology: Topology, rails: dict[int | None, RailGroup]) -> Iterator[F
         rail = rails[gpu.index]
         if not rail.nics:
             if nics:
-                yield Finding("T011", "warn", f"GPU{gpu.index} has no usable RDMA NIC: its KV travels over tcp", gpu.index)
+                yield finding("T011", f"GPU{gpu.index} has no usable RDMA NIC: its KV travels over tcp", gpu=gpu.index)
             continue
         used = nics[rail.nics[0]]
         reach = distance(topology, gpu.pci, used.pci)
@@ -62,17 +66,17 @@ def _paths(topology: Topology, rails: dict[int | None, RailGroup]) -> Iterator[F
         path = rail.path.value if rail.path else "SYS"
         if lost:
             message = f"GPU{gpu.index} falls back to {used.name} over {path}: {', '.join(lost)} would be nearer"
-            yield Finding("T013", "warn", message, gpu.index, used.name)
+            yield finding("T013", message, gpu=gpu.index, nic=used.name)
         elif rail.path is PathClass.SYS and place_known(topology, gpu.pci) and place_known(topology, used.pci):
             message = f"GPU{gpu.index} has no NIC on its NUMA node: {used.name} is far, over {path}"
-            yield Finding("T014", "warn", message, gpu.index, used.name)
+            yield finding("T014", message, gpu=gpu.index, nic=used.name)
     counts = Counter(len(rails[gpu.index].nics) for gpu in topology.gpus)
     usual = max(counts, key=lambda number: (counts[number], number), default=0)
     for gpu in topology.gpus:
         have = len(rails[gpu.index].nics)
         if 0 < have < usual:
             message = f"GPU{gpu.index} has {have} NIC{'s' * (have > 1)} where others have {usual}: it is the slowest"
-            yield Finding("T016", "warn", message, gpu.index)
+            yield finding("T016", message, gpu=gpu.index)
 
 
 def _places(topology: Topology) -> Iterator[Finding]:
@@ -81,7 +85,7 @@ def _places(topology: Topology) -> Iterator[Finding]:
     if lost:
         shown = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
         message = f"no NUMA node is known of {shown}: what is near is unknown (a virtual machine, or the firmware is silent)"
-        yield Finding("T015", "warn", message)
+        yield finding("T015", message)
 
 
 # -- CPUs and memory ---------------------------------------------------------------------------------------------------
@@ -89,7 +93,7 @@ def _cpus(topology: Topology, plan: Plan) -> Iterator[Finding]:
     hidden = sorted({cpu for node in topology.numa for cpu in node.cpus} - set(topology.cpus))
     if hidden:
         message = f"{len(hidden)} CPU{'s' * (len(hidden) > 1)} of this machine are not for this process (cpuset)"
-        yield Finding("T020", "info", f"{message}: {cpus.as_list(hidden)}")
+        yield finding("T020", f"{message}: {cpus.as_list(hidden)}")
     allowed = set(topology.cpus)
     told = set()
     for rail in plan.rails:
@@ -97,12 +101,12 @@ def _cpus(topology: Topology, plan: Plan) -> Iterator[Finding]:
         who = "this node" if rail.gpu is None else f"GPU{rail.gpu}"
         if node is not None and node.cpus and not allowed.intersection(node.cpus):
             message = f"{who}: all CPUs of NUMA node {node.index} are hidden by the cpuset: its worker runs far from its NIC"
-            yield Finding("T021", "warn", message, rail.gpu)
+            yield finding("T021", message, gpu=rail.gpu)
         memory = topology.limits.memory_nodes
         if memory is not None and rail.numa is not None and rail.numa not in memory and rail.numa not in told:
             told.add(rail.numa)
             message = f"memory of NUMA node {rail.numa} is not for this process (cpuset): KV lies elsewhere"
-            yield Finding("T022", "warn", message, rail.gpu)
+            yield finding("T022", message, gpu=rail.gpu)
 
 
 def _limits(topology: Topology) -> Iterator[Finding]:
@@ -110,10 +114,10 @@ def _limits(topology: Topology) -> Iterator[Finding]:
     locked, memory = limits.memlock_bytes, limits.memory_bytes
     if topology.rdma_nics and locked is not None and locked >= 0 and (memory is None or locked < memory):
         message = f"this process may lock {show_bytes(locked)} of memory, and a NIC needs all of the KV memory locked"
-        yield Finding("T030", "warn", f"{message}: LimitMEMLOCK=infinity in the unit, `ulimit -l unlimited` in a shell")
+        yield finding("T030", f"{message}: LimitMEMLOCK=infinity in the unit, `ulimit -l unlimited` in a shell")
     if limits.gpu_direct == "none" and topology.gpus and topology.rdma_nics:
         message = "NICs cannot read GPU memory: no dma-buf (open kernel modules, Linux 5.12) and no nvidia_peermem"
-        yield Finding("T031", "warn", f"{message}: KV is staged through host memory")
+        yield finding("T031", f"{message}: KV is staged through host memory")
 
 
 def _peer_to_peer(topology: Topology, rails: dict[int | None, RailGroup]) -> Iterator[Finding]:
@@ -123,7 +127,7 @@ def _peer_to_peer(topology: Topology, rails: dict[int | None, RailGroup]) -> Ite
             why = _detour(topology, gpu, nics[name])
             if why:
                 message = f"what GPU{gpu.index} and {name} exchange goes through the CPU, not their switch: {why}"
-                yield Finding("T032", "warn", f"{message}; turn ACS off for them", gpu.index, name)
+                yield finding("T032", f"{message}; turn ACS off for them", gpu=gpu.index, nic=name)
                 break
 
 

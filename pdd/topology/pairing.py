@@ -15,6 +15,7 @@ from pdd.topology.paths import distance, path_class, place_known
 from pdd.topology.sharing import share_out
 from pdd.topology.types import Gpu, Nic, PathClass, PciDevice, Topology
 
+MAX_HOST_NICS = 4  # of a rank on CPUs: more than its cores copy for, and each NIC costs the worker a look per peer
 _NOWHERE = PciDevice("", "", (), None)
 
 
@@ -112,7 +113,7 @@ def _why(topology: Topology, gpus: list[Gpu], nics: tuple[Nic, ...], candidates:
             parts.append(f"shared with {', '.join(gpu_name(topology, other) for other in others)}")
         return "; ".join(parts)
     if not nic.usable:
-        return nic.state if nic.reachable else "no device node for this process"
+        return unusable(nic)
     if index in candidates:
         holders = [gpu_name(topology, gpus[each]) for each in users.get(index, [])]
         return f"as near, given to {', '.join(holders)}" if holders else "as near, spare: there are too few for all GPUs"
@@ -122,6 +123,13 @@ def _why(topology: Topology, gpus: list[Gpu], nics: tuple[Nic, ...], candidates:
             return f"a virtual function of {best.name}"
         return f"as near, but not of the machine's main kind of NIC ({best.name})"
     return f"{best.name} is nearer"
+
+
+def unusable(nic: Nic) -> str:
+    """Why a NIC carries nothing, in a word or two."""
+    if not nic.reachable:
+        return "no device node for this process"
+    return nic.state if nic.offered else "not offered by libfabric"
 
 
 def _far(topology: Topology, gpu: Gpu, nic: Nic) -> bool:
@@ -138,30 +146,36 @@ def _rail(topology: Topology, gpu: Gpu, nics: list[Nic]) -> RailGroup:
     at, whose = gpu.pci.numa, f"GPU{gpu.index}"
     if nics and nics[0].pci is not None and nics[0].pci.numa is not None:
         at, whose = nics[0].pci.numa, nics[0].name
-    numa, near, why = _near_cpus(topology, at, whose)
+    numa, near, why = near_cpus(topology, at, whose)
     return RailGroup(gpu.index, tuple(nic.name for nic in nics), path, numa, near, near, why)
+
+
+def _main_family(nics: list[Nic]) -> list[Nic]:
+    weights = _families(tuple(nics))
+    best = max(weights.values(), default=0)
+    return [nic for nic in nics if weights[_family(nic)] == best]
 
 
 def host_rail_group(topology: Topology) -> RailGroup:
     """Of a rank that computes on CPUs, with KV in host memory: next to the NICs of the node that has most of them; else
     where this process may run first."""
-    usable = [nic for nic in topology.rdma_nics if nic.usable]
+    usable = _main_family([nic for nic in topology.rdma_nics if nic.usable])
     weight: Counter[int] = Counter()
     for nic in usable:
         if nic.pci is not None and nic.pci.numa is not None:
             weight[nic.pci.numa] += nic.rate_bits_per_second or 1
     if weight:
         at = max(sorted(weight), key=weight.__getitem__)
-        nics = tuple(nic.name for nic in usable if nic.pci is not None and nic.pci.numa == at)
-        numa, near, why = _near_cpus(topology, at, nics[0])
+        nics = tuple(nic.name for nic in usable if nic.pci is not None and nic.pci.numa == at)[:MAX_HOST_NICS]
+        numa, near, why = near_cpus(topology, at, nics[0])
         return RailGroup(None, nics, None, numa, near, near, why)
     first = topology.cpus[:1]
     home = next((node.index for node in topology.numa if first and first[0] in node.cpus), None)
-    numa, near, why = _near_cpus(topology, home, "the first CPU of this process")
-    return RailGroup(None, tuple(nic.name for nic in usable), None, numa, near, near, why)
+    numa, near, why = near_cpus(topology, home, "the first CPU of this process")
+    return RailGroup(None, tuple(nic.name for nic in usable)[:MAX_HOST_NICS], None, numa, near, near, why)
 
 
-def _near_cpus(topology: Topology, at: int | None, whose: str) -> tuple[int | None, tuple[int, ...], str]:
+def near_cpus(topology: Topology, at: int | None, whose: str) -> tuple[int | None, tuple[int, ...], str]:
     """(node, its CPUs that this process may use, why). All CPUs where the near ones are not known, or not allowed."""
     if at is None and topology.one_node:
         only = next(node for node in topology.numa if node.cpus)

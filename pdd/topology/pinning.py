@@ -26,10 +26,10 @@ def pin_thread(wanted: Collection[int]) -> str | None:
     try:
         usable = os.sched_getaffinity(0).intersection(wanted)
         if not usable:
-            return f"none of the CPUs {cpu_sets.as_list(sorted(wanted))} is for this process: it stays where it may run [T023]"
+            return f"none of the CPUs {cpu_sets.as_list(sorted(wanted))} is for this process: it stays where it may run"
         os.sched_setaffinity(0, usable)
     except OSError as error:
-        return f"the system refuses to pin a thread to CPUs {cpu_sets.as_list(sorted(wanted))}: {error.strerror} [T023]"
+        return f"the system refuses to pin a thread to CPUs {cpu_sets.as_list(sorted(wanted))}: {error.strerror}"
     return None
 
 
@@ -40,7 +40,7 @@ def place_memory(memory: mmap.mmap, node: int | None) -> str | None:
         return None
     number = _MBIND.get(platform.machine())
     if number is None:
-        return f"KV memory is not placed on NUMA node {node}: unknown system calls of {platform.machine()} [T023]"
+        return f"KV memory is not placed on NUMA node {node}: unknown system calls of {platform.machine()}"
     words = (ctypes.c_ulong * (node // _BITS + 1))()
     words[node // _BITS] = 1 << node % _BITS
     start = ctypes.c_char.from_buffer(memory)
@@ -52,7 +52,7 @@ def place_memory(memory: mmap.mmap, node: int | None) -> str | None:
         )
         if refused:
             why = os.strerror(ctypes.get_errno())
-            return f"the system refuses to place KV memory on NUMA node {node}: {why} [T023]"
+            return f"the system refuses to place KV memory on NUMA node {node}: {why}"
     finally:
         del start  # or the mapping could never be closed
     return None

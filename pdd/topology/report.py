@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from pdd.findings import finding
 from pdd.topology import cpus
 from pdd.topology.findings import find
-from pdd.topology.pairing import plan
+from pdd.topology.pairing import plan, unusable
+from pdd.topology.placement import Placement
 from pdd.topology.switches import switch_of
 from pdd.topology.types import Gpu, Nic, Topology
 
 
-def document(topology: Topology) -> dict[str, Any]:
-    """pdd.topology/1. What is not known is null."""
+def document(topology: Topology, placement: Placement | None = None) -> dict[str, Any]:
+    """pdd.topology/1. What is not known is null. `placement`: of a node on this machine, which knows what libfabric
+    offers; the topology is then read as that says."""
+    topology = topology if placement is None else placement.topology
     made = plan(topology)
     switches = switch_of(topology)
     paths: dict[int, list[dict[str, Any]]] = {}
@@ -56,11 +61,43 @@ def document(topology: Topology) -> dict[str, Any]:
             }
             for rail in made.rails
         ],
-        "findings": [
-            {"id": each.id, "level": each.level, "message": each.message, "gpu": each.gpu, "nic": each.nic}
-            for each in find(topology, made)
-        ],
+        "placement": None if placement is None else placement_rows(placement),
+        "findings": [dataclasses.asdict(each) for each in find(topology, made)],
     }
+
+
+def placement_rows(placement: Placement) -> list[dict[str, Any]]:
+    """What each rank group of a node uses."""
+    return [
+        {
+            "device": group.device,
+            "ranks": list(group.ranks),
+            "provider": placement.provider or None,
+            "nics": list(group.nics),
+            "bind": list(group.bind),
+            "rate_bits_per_second": group.rate_bits_per_second,
+            "numa": group.numa,
+            "memory": "anywhere" if group.numa is None else f"preferred on NUMA node {group.numa}",
+            "worker_cpus": cpus.as_list(group.worker_cpus) or None,
+            "rank_cpus": cpus.as_list(group.rank_cpus) or None,
+            "threads": group.threads,
+            "why": list(group.why),
+        }
+        for group in placement.groups
+    ]
+
+
+def stale(topology: Topology, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Findings on what a running node chose (placement_rows), as the machine is now."""
+    now = {nic.name: nic for nic in topology.nics}
+    found = []
+    for name in dict.fromkeys(name for row in rows for name in row["nics"]):
+        nic = now.get(name)
+        if nic is None or not nic.usable:
+            state = "gone" if nic is None else unusable(nic)
+            message = f"the running node uses {name}, which is {state} now: restart the node once it has drained"
+            found.append(dataclasses.asdict(finding("T024", message, nic=name)))
+    return found
 
 
 def _gpu(topology: Topology, gpu: Gpu, switches: dict[str, str]) -> dict[str, Any]:

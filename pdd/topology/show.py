@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from pdd.topology import report
 from pdd.topology.paths import path_class
@@ -15,11 +16,12 @@ from pdd.topology.types import Topology
 FORMATS = ("tree", "matrix", "json", "nccl-xml", "dot")
 
 
-def show(topology: Topology, form: str, *, ascii_only: bool = False, width: int = 0) -> str:
-    """`form`: one of FORMATS. `width`: columns of the screen, 0: endless."""
+def show(topology: Topology, form: str, *, document: dict[str, Any] | None = None, ascii_only: bool = False,
+         width: int = 0) -> str:
+    """`form`: one of FORMATS. `document`: of the topology, None: make it. `width`: columns of the screen, 0: endless."""
     if form == "nccl-xml":
         return nccl_xml(topology)
-    document = report.document(topology)
+    document = report.document(topology) if document is None else document
     if form == "json":
         return json.dumps(document, ensure_ascii=False)
     if form == "dot":

@@ -29,12 +29,22 @@ def tree(doc: dict[str, Any], *, ascii_only: bool = False, width: int = 0) -> st
             lines += _branches(groups, ascii_only, width)
     lines += [line for text in _links(doc) for line in _wrapped(text, width, "  ")]
     for rail in doc["rails"]:
-        if rail["gpu"] is None:
+        if rail["gpu"] is None and not doc["placement"]:
             nics = ", ".join(rail["nics"]) or "no RDMA NIC"
             lines += _wrapped(f"CPU rank: {nics}, cpus {rail['worker_cpus']} ({rail['why']})", width, "  ")
+    for group in doc["placement"] or ():
+        lines += _wrapped(_placed(group), width, "  ")
     for finding in doc["findings"]:
         lines += _wrapped(f"! {finding['message']}  [{finding['id']}]", width, "  ")
     return "\n".join(lines)
+
+
+def _placed(group: dict[str, Any]) -> str:
+    """What a node's parts use, and why."""
+    who = "CPU ranks" if group["device"] is None else f"GPU{group['device']}"
+    nics = ", ".join(group["bind"] or group["nics"]) or "libfabric's choice"
+    where = "anywhere" if group["numa"] is None else f"on numa{group['numa']}"
+    return f"node: {who} use {nics}, {group['threads']} threads {where} ({'; '.join(group['why'])})"
 
 
 def _groups(doc: dict[str, Any], node: int | None, line: str) -> Iterator[tuple[str, list[str]]]:

@@ -10,7 +10,8 @@ import stat
 from pathlib import Path
 
 from pdd.errors import TopologyError
-from pdd.topology import archive, hwloc, names, nccl, sysfs, xml_tree
+from pdd.topology import archive, hwloc, machine, names, nccl, sysfs, xml_tree
+from pdd.topology.anonymize import Anonymizer
 from pdd.topology.files import Directory, Memory, Recorder, Store, Tree
 from pdd.topology.types import MAX_NODES, Topology
 
@@ -23,7 +24,7 @@ _MAX_DEPTH_OF_SYS = 2  # directories between the top of a copy and its sys/
 def load(path: Path | None = None) -> Topology:
     """The topology of this machine, or the one that `path` describes. Raises TopologyError when it describes none."""
     if path is None:
-        return sysfs.read()
+        return machine.read()
     tree = _tree(path)
     topology = _xml(path) if tree is None else sysfs.read_tree(tree, _stem(path))
     counts = (len(topology.gpus) + len(topology.other_gpus), len(topology.nics), len(topology.numa))
@@ -33,8 +34,9 @@ def load(path: Path | None = None) -> Topology:
     return topology
 
 
-def export(target: Path, path: Path | None = None) -> int:
-    """Writes all that was read for a topology as a .tar.gz, which reads as the same one. Returns the number of entries.
+def export(target: Path, path: Path | None = None, *, anonymous: bool = False) -> int:
+    """Writes all that was read for a topology as a .tar.gz, which reads as the same one, but for identities when
+    `anonymous`. Returns the number of entries.
 
     Raises TopologyError: the source is XML or describes no machine, or `target` cannot be written.
     """
@@ -46,7 +48,7 @@ def export(target: Path, path: Path | None = None) -> int:
     prefix = f"{tree.root}/" if tree.root else ""
     entries = {name.removeprefix(prefix): content for name, content in recorder.entries.items()
                if name.startswith(prefix) and name != tree.root}
-    archive.write_tar(target, entries)
+    archive.write_tar(target, Anonymizer().entries(entries) if anonymous else entries)
     return len(entries)
 
 

@@ -67,6 +67,7 @@ class Nic:
     gid_index: int | None = None
     physical_function: str | None = None  # PCI address of the card that this virtual function is part of
     reachable: bool = True  # False: this process has no device node for it
+    offered: bool = True  # False: libfabric was asked, and has nothing that drives it
 
     @property
     def is_rdma(self) -> bool:
@@ -75,7 +76,7 @@ class Nic:
     @property
     def usable(self) -> bool:
         """Whether it can carry data now, as far as is known."""
-        return self.state in ("active", "unknown") and self.reachable
+        return self.state in ("active", "unknown") and self.reachable and self.offered
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -128,14 +129,3 @@ class Topology:
     def package_of(self, device: PciDevice) -> int | None:
         node = self.node(device.numa)
         return device.package if node is None or node.package is None else node.package
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Finding:
-    """Something an operator should know; `id` is stable."""
-
-    id: str
-    level: str  # info, warn
-    message: str
-    gpu: int | None = None
-    nic: str | None = None

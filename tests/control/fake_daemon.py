@@ -93,6 +93,9 @@ class FakeSource:
             "gpus": [],
             "nics": [],
             "pairs": [],
+            "placement": [{"device": None, "ranks": [0], "provider": "verbs", "nics": ["mlx5_gone"], "bind": ["mlx5_gone"],
+                           "rate_bits_per_second": None, "numa": None, "memory": "anywhere", "worker_cpus": None,
+                           "rank_cpus": None, "threads": 2, "why": ["fake"]}],
             "findings": [],
         }
 

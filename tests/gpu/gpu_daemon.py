@@ -11,6 +11,8 @@ from pdd.daemon.kv_fabric import KvFabric
 from pdd.engine.executor import RankExecutor
 from pdd.engine.rank_protocol import RankInit
 from pdd.errors import PddError
+from pdd.topology import machine
+from pdd.topology.placement import Wanted, plan_placement
 from tests.gpu.cuda import Cuda
 from tests.gpu.gpu_rank import PATTERN
 
@@ -22,7 +24,7 @@ def main(page_size: int) -> None:
     logging.getLogger("pdd.fabric").addHandler(handler)
     logging.getLogger("pdd.fabric").setLevel(logging.INFO)
     config = Config(node=Node(name="gpu", role="both"), fabric=Fabric(provider="tcp"))
-    fabric = KvFabric(config, device="cuda")
+    fabric = KvFabric(config, plan_placement(machine.read(), Wanted()), {}, device="cuda")
     executor = RankExecutor(
         RankInit(model_dir="", page_size=page_size), step_timeout=20,
         command=lambda fd: [sys.executable, "-m", "tests.gpu.gpu_rank", str(fd)],

@@ -203,18 +203,22 @@ def test_memory_fraction_is_of_what_is_free(model: Path) -> None:
         assert ready.num_pages == free // 4 // page.region_bytes
 
 
-def test_a_rank_takes_the_cpus_of_one_numa_node(model: Path) -> None:
-    """The machine's own nodes are hidden: the first CPU that the rank may use is alone on node 3."""
-    first = min(os.sched_getaffinity(0))
-    nodes = ("import dataclasses; from pdd.topology import sysfs; from pdd.topology.types import NumaNode; real = sysfs.read;"
-             f"sysfs.read = lambda: dataclasses.replace(real(), numa=(NumaNode(0, ()), NumaNode(3, ({first}, 9999))))\n")
-    for threads, cpus in ((0, {first}), (2, os.sched_getaffinity(0))):
-        with rank(nodes + FAKE_NATIVE) as (channel, process):
-            ready, fds, _ = started(channel, init_for(model, threads=threads, warm_up=False))
+def test_a_rank_stays_on_its_cpus_and_says_what_the_system_refused(model: Path) -> None:
+    everywhere = os.sched_getaffinity(0)
+    first = min(everywhere)
+    for changes, cpus, threads, refused in (
+        ({"cpus": (first, 8000), "numa": 0}, {first}, 1, []),
+        ({"threads": 2, "cpus": (first,)}, {first}, 2, []),
+        ({}, everywhere, len(everywhere), []),
+        ({"cpus": (8000, 8001), "numa": 1000}, everywhere, len(everywhere), ["none of the CPUs 8000-8001", "NUMA node 1000"]),
+    ):
+        with rank(FAKE_NATIVE) as (channel, process):
+            ready, fds, _ = started(channel, init_for(model, **{"threads": 0, "warm_up": False, **changes}))
             for fd in fds:
                 os.close(fd)
-            assert ready.threads == (threads or 1)
-            assert os.sched_getaffinity(process.pid) == cpus
+            assert (os.sched_getaffinity(process.pid), ready.threads) == (cpus, threads)
+            assert len(ready.warnings) == len(refused)
+            assert all(words in warning for words, warning in zip(refused, ready.warnings, strict=True))
 
 
 def test_a_rank_whose_daemon_died_at_once_loads_nothing(model: Path) -> None:

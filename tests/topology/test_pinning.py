@@ -62,7 +62,7 @@ def test_a_refusal_to_pin_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     warning = pinning.pin_thread(os.sched_getaffinity(0))
     assert warning is not None
-    assert "Operation not permitted [T023]" in warning
+    assert "Operation not permitted" in warning
 
 
 @pytest.mark.skipif(not Path("/sys/devices/system/node/node0").exists(), reason="a kernel without NUMA")
@@ -77,7 +77,7 @@ def test_memory_is_placed() -> None:
             assert any("prefer" in line and ":0" in line for line in maps.read_text().splitlines())
         warning = pinning.place_memory(memory, 1000)
         assert warning is not None
-        assert "NUMA node 1000: Invalid argument [T023]" in warning
+        assert "NUMA node 1000: Invalid argument" in warning
     finally:
         memory.close()
 

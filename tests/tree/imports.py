@@ -9,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    ("errors", "address", "config", "config_sources", "config_load", "units", "metrics", "log", "log_ring", "sdnotify", "states", "version"),
+    ("errors", "findings", "address", "config", "config_sources", "config_load", "units", "metrics", "log", "log_ring",
+     "sdnotify", "states", "version"),
     ("topology",),
     ("fabric", "kv"),
     ("model",),

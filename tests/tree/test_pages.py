@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pdd import errors, metrics
+from pdd import errors, findings, metrics
 from pdd.control import app, events, schema, server
 from pdd.engine.request import FinishReason, RequestState
 from pdd.metrics import FAILURE_REASONS, FALLBACKS, OUTCOMES, PAGE_STATES, Metrics, Snapshot
 from tests.control.fake_daemon import FakeSource
-from tests.tree.imports import ROOT
+from tests.tree.imports import ROOT, modules
 
 MAN = ROOT / "man"
 PAGES = sorted(path.name for path in MAN.iterdir())
@@ -58,6 +58,17 @@ def test_the_problems_without_a_class_are_all_of_them() -> None:
 def test_every_error_says_more_than_its_name() -> None:
     short = [key for key, (_, text) in entries("pdd-errors.7", r"(E\d+)( .*)?").items() if len(text.split()) < 8]
     assert short == []
+
+
+def test_pdd_errors_7_has_every_finding_with_its_level_and_no_other() -> None:
+    page = {key: rest.strip() for key, (rest, _) in entries("pdd-errors.7", r"([FT]\d+)( .*)?").items()}
+    assert page == {key: f"({level})" for key, level in findings.KINDS.items()}
+
+
+def test_every_finding_is_told_by_code_and_the_code_tells_no_other() -> None:
+    told = {each for name, source in modules().items() if name != "pdd.findings"
+            for each in re.findall(r'\bfinding\(\s*"(\w+)"', source)}
+    assert told == findings.KINDS.keys()
 
 
 # -- pdd-metrics(7) ----------------------------------------------------------------------------------------------------

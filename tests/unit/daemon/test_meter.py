@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdd.config_load import load
-from pdd.daemon import line_rate
 from pdd.daemon.flows import IN, MOST_NAMES, OTHER, OUT, Flows, Names
 from pdd.daemon.latency import Latencies
 from pdd.daemon.ledger import Ledger
@@ -153,26 +151,10 @@ async def test_transfers_in_flight_are_the_fabrics() -> None:
         fencing=Fencing(),
     )
     assert "pdd_kv_transfers_active 5.0" in node.metrics.text()
-    node.line_rate = 1e9
     assert 'pdd_nic_link_utilization_ratio{nic="eth0+eth1"} 0.0' in node.metrics.text()
 
 
 def node_fabric() -> Any:
     from pdd.control.schema import FabricInfo
 
-    return FabricInfo(provider="tcp", domains=("eth0", "eth1"))
-
-
-def test_line_rates_come_from_sysfs(tmp_path: Path) -> None:
-    for name, speed in (("eth0", "10000"), ("eth1", "-1")):
-        directory = tmp_path / "sys/class/net" / name
-        (directory / "device").mkdir(parents=True)
-        (directory / "speed").write_text(f"{speed}\n")
-    for name in ("rdmap0", "rdmap01"):
-        port = tmp_path / "sys/class/infiniband" / name / "ports/1"
-        port.mkdir(parents=True)
-        (port / "rate").write_text("100 Gb/sec (4X EDR)\n" if name == "rdmap0" else "400 Gb/sec\n")
-    assert line_rate.bytes_per_second(["eth0"], tmp_path) == 1.25e9
-    assert line_rate.bytes_per_second(["rdmap01-rdm", "rdmap0-rdm"], tmp_path) == 62.5e9
-    for unknown in (["eth1"], ["lo"], ["eth0", "lo"], []):
-        assert line_rate.bytes_per_second(unknown, tmp_path) is None
+    return FabricInfo(provider="tcp", domains=("eth0", "eth1"), line_rate_bytes_per_second=1e9)
