@@ -179,12 +179,16 @@ class NodeView:
         return schema.FabricInfo() if self._node.fabric is None else self._node.fabric.info()
 
     def findings(self) -> tuple[Finding, ...]:
-        """Of the running node; those of the machine are in the topology's document."""
-        refused = tuple(
-            finding("T023", f"rank {rank.rank}: {each}")
-            for group in self.groups() for rank in group.ranks for each in rank.warnings
+        """Of the running node, and warnings of the machine; what is but good to know of that is in the topology's
+        document."""
+        node = self._node
+        machine = () if node.placement is None else node.placement.findings
+        return (
+            *(() if node.fabric is None else node.fabric.findings()),
+            *(finding("T023", f"rank {rank.rank}: {each}")
+              for group in self.groups() for rank in group.ranks for each in rank.warnings),
+            *(each for each in machine if each.level != "info"),
         )
-        return refused if self._node.fabric is None else (*self._node.fabric.findings(), *refused)
 
     @property
     def nics(self) -> str:

@@ -12,7 +12,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from pdd.findings import Finding
 from pdd.topology.domains import Offer, best_kind, bind_names, mark_offered, nic_named
+from pdd.topology.findings import find
 from pdd.topology.pairing import RailGroup, host_rail_group, near_cpus, plan
 from pdd.topology.types import Nic, Topology
 
@@ -47,6 +49,7 @@ class Placement:
     topology: Topology  # with what libfabric does not offer marked
     provider: str  # that is expected, as `fabric.provider` names it; "": libfabric was not asked
     groups: tuple[RankGroup, ...]
+    findings: tuple[Finding, ...]  # of the topology
 
 
 def plan_placement(topology: Topology, wanted: Wanted, offers: Sequence[Offer] | None = None) -> Placement:
@@ -65,7 +68,7 @@ def plan_placement(topology: Topology, wanted: Wanted, offers: Sequence[Offer] |
         nics, bind, why = _nics(topology, rail, whys, bound, known, kind, wanted.source)
         ranks = tuple(rank for rank, at in enumerate(wanted.devices) if at == device)
         groups.append(_group(topology, _moved(topology, rail, nics), ranks, nics, bind, why, wanted.threads))
-    return Placement(topology, kind, tuple(groups))
+    return Placement(topology, kind, tuple(groups), find(topology, made))
 
 
 def _dealt(bind: tuple[str, ...], place: int, of: int) -> tuple[str, ...]:
