@@ -31,7 +31,7 @@ class Grouped(Node):
             os.ftruncate(fd, self.nbytes)
             self.memories.append(native.MappedMemory(fd, self.nbytes))
             os.close(fd)
-            self.regions.append(self.fabric.register(self.memories[group].address, self.nbytes, group))
+            self.regions.append(self.fabric.register(self.memories[group].address, self.nbytes, group=group))
         for seed, memory in enumerate(self.memories):
             memory.view()[:] = np.random.default_rng(seed).integers(0, 256, self.nbytes, dtype=np.uint8)
 
@@ -203,7 +203,7 @@ def test_a_peer_that_one_group_lost_is_lost_to_all_and_told_once(make: Makes, no
 def test_what_a_group_cannot_have_is_an_error(make: Makes, stack: Stack) -> None:
     node = make([ONE], [TWO])
     with pytest.raises(native.FabricError, match="no rail group 2"):
-        node.fabric.register(node.memory.address, PAGE, 2)
+        node.fabric.register(node.memory.address, PAGE, group=2)
     with pytest.raises(native.FabricError, match="203\\.0\\.113\\.77"):
         native.Fabric(library=stack.library, provider=stack.provider, groups=[([ONE], []), (["203.0.113.77"], [])])
     with pytest.raises(native.FabricError, match="no region"):
