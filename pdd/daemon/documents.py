@@ -21,7 +21,7 @@ from pdd.daemon.latency import WINDOW_SECONDS
 from pdd.daemon.ledger import Entry
 from pdd.daemon.view import GroupView
 from pdd.engine.snapshot import EngineSnapshot
-from pdd.errors import AmbiguousRequest, NoSuchRequest, NotReady, RequestCancelled
+from pdd.errors import AmbiguousRequest, NoSuchRequest, RequestCancelled
 from pdd.kv.pool import PageCounts
 from pdd.messenger.status import PeerStatus
 from pdd.messenger.way import LOCAL
@@ -185,8 +185,7 @@ class Documents:
     # -- the rest ---------------------------------------------------------------------------------------------------
     def topology(self) -> dict[str, Any]:
         placement = self._node.placement
-        if placement is None:
-            raise NotReady("the machine is still being read", hint="Ask again.")
+        assert placement is not None  # made before the control sockets are bound
         return report.document(placement.topology, placement)
 
     def config(self) -> dict[str, Any]:
