@@ -183,7 +183,7 @@ def test_an_idle_link_costs_less_than_two_percent_of_a_core(stack: Stack, make_p
 def test_every_idle_policy_moves_pages_and_wakes_for_commands(
     idle: str, best_stack: Stack, make_pair: Callable[..., Pair]
 ) -> None:
-    pair = make_pair(best_stack, idle=idle, cpus=[0])
+    pair = make_pair(best_stack, idle=idle, groups=[(["127.0.0.1"], [0])])
     for _ in range(20):
         key = pair.reader.call("imm_allocate", pair.from_writer)
         pair.reader.call("imm_arm", key, 3)
