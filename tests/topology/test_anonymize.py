@@ -31,6 +31,10 @@ def machine(root: Path) -> Path:
         tree.write(f"devices/{path}/infiniband/mlx5_77/ports/1/gids", **{str(slot): gid})
         tree.write(f"devices/{path}/infiniband/mlx5_77/ports/1/gid_attrs/types", **{str(slot): "RoCE v2"})
     tree.acs("pci0000:4c/0000:4c:01.0", redirect=True)
+    config = root / "sys/devices/pci0000:4c/0000:4c:01.0/config"
+    content = bytearray(config.read_bytes())
+    content[0x200:0x20D] = SERIAL.encode()
+    config.write_bytes(content)
     address = f"0000:{machines.DGX_GPUS[5]}:00.0"
     tree.nvidia(address, UUID)
     information = root / f"proc/driver/nvidia/gpus/{address}/information"

@@ -58,6 +58,16 @@ def test_cpu_ranks_of_a_dgx_h100_sit_by_the_fabric_that_has_most_nics(tmp_path: 
     assert group.rate_bits_per_second == 1_600_000_000_000
 
 
+def test_a_card_of_another_family_is_not_of_the_host_s_rail_group(tmp_path: Path) -> None:
+    tree = SysTree(tmp_path)
+    tree.node(0, "0-3")
+    tree.node(1, "4-7")
+    for number, device in enumerate(("0x1017", "0x1021", "0x1021")):  # the first is for storage
+        tree.nic(f"{port('80', number + 1)}/0000:8{4 + number}:00.0", f"mlx5_{number}", "", numa=1, device=device)
+    topology = sysfs.read(tmp_path)
+    assert of(plan_placement(topology, Wanted(), verbs(topology))).bind == ("mlx5_1", "mlx5_2")
+
+
 def test_p5_48xlarge(tmp_path: Path) -> None:
     topology = read(machines.p5_48xlarge, tmp_path)
     placement = plan_placement(topology, Wanted(devices=tuple(range(8))), efa(topology))
@@ -183,7 +193,7 @@ def test_more_threads_than_the_node_has_cores_leave_the_ranks_free(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("domain", "name"), [("mlx5_1", "mlx5_1"), ("mlx5_1-xrc", "mlx5_1"), ("ens6f0", "mlx5_4"),
-                                              ("lo", None), ("mlx5_", None)])
+                                              ("mlx5_10", None), ("lo", None), ("mlx5_", None)])
 def test_whose_domain_it_is(tmp_path: Path, domain: str, name: str | None) -> None:
     nic = nic_of(read(machines.dgx_h100, tmp_path), domain)
     assert (nic.name if nic else None) == name

@@ -55,8 +55,10 @@ def test_peers_of_two_families_are_refused_by_name(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match=r"IPv4 \(127.0.0.1:7701\) and IPv6 \(\[::1\]:7702\)") as refused:
         opened(configured(peers), sysfs.read())
     assert "fabric.bind" in refused.value.hint
-    fabric = opened(configured(peers, "fabric.bind=127.0.0.1"), sysfs.read())  # the operator has decided
+    _, outer = interface()
+    fabric = opened(configured(peers, "fabric.bind=127.0.0.1"), sysfs.read(), {"p": outer, "q": "::1"})  # decided
     assert fabric.provider == "tcp"
+    assert [nic.address for nic in fabric.info().nics] == ["127.0.0.1"]
     fabric.close()
 
 
