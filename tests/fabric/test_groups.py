@@ -60,8 +60,8 @@ class Makes:
 
 
 @pytest.fixture
-def make(stack: Stack) -> Iterator[Makes]:
-    makes = Makes(stack)
+def make(fabric_stack: Stack) -> Iterator[Makes]:
+    makes = Makes(fabric_stack)
     yield makes
     for node in makes.nodes:
         node.close()
@@ -200,20 +200,20 @@ def test_a_peer_that_one_group_lost_is_lost_to_all_and_told_once(make: Makes, no
     reader.process.send_signal(signal.SIGCONT)
 
 
-def test_what_a_group_cannot_have_is_an_error(make: Makes, stack: Stack) -> None:
+def test_what_a_group_cannot_have_is_an_error(make: Makes, fabric_stack: Stack) -> None:
     node = make([ONE], [TWO])
     with pytest.raises(native.FabricError, match="no rail group 2"):
         node.fabric.register(node.memory.address, PAGE, group=2)
     with pytest.raises(native.FabricError, match="203\\.0\\.113\\.77"):
-        native.Fabric(library=stack.library, provider=stack.provider, groups=[([ONE], []), (["203.0.113.77"], [])])
+        native.Fabric(library=fabric_stack.library, provider=fabric_stack.provider, groups=[([ONE], []), (["203.0.113.77"], [])])
     with pytest.raises(native.FabricError, match="no region"):
         node.fabric.unregister(99)
 
 
-def test_a_worker_is_kept_on_its_cpus_and_a_refusal_is_told(stack: Stack) -> None:
+def test_a_worker_is_kept_on_its_cpus_and_a_refusal_is_told(fabric_stack: Stack) -> None:
     first = min(os.sched_getaffinity(0))
     before = set(os.listdir("/proc/self/task"))
-    fabric = native.Fabric(library=stack.library, provider=stack.provider,
+    fabric = native.Fabric(library=fabric_stack.library, provider=fabric_stack.provider,
                            groups=[([ONE], [first, 1000]), ([TWO], [1001, 1002])])
     try:
         new = set(os.listdir("/proc/self/task")) - before
