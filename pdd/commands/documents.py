@@ -148,12 +148,21 @@ class TopologyRail(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class TopologyFinding(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    level: Literal["info", "warn", "error"]
-    message: str
-    gpu: int | None
-    nic: str | None
+class TopologyPlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank group of a node uses."""
+
+    device: int | None  # a GPU's index; null: the CPUs
+    ranks: tuple[int, ...]
+    provider: str | None  # of libfabric; null: it was not asked
+    nics: tuple[str, ...]
+    bind: tuple[str, ...]  # names that libfabric is asked for; none: its own choice
+    rate_bits_per_second: int | None
+    numa: int | None  # where worker, ranks and memory are kept; null: nowhere in particular
+    memory: str
+    worker_cpus: str | None  # null: any
+    rank_cpus: str | None  # null: any
+    threads: int
+    why: tuple[str, ...]
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +179,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[TopologyLink, ...]
     pairs: tuple[TopologyPair, ...]
     rails: tuple[TopologyRail, ...]
-    findings: tuple[TopologyFinding, ...]
+    placement: tuple[TopologyPlacement, ...] | None  # null: of a machine that no node runs on
+    findings: tuple[Finding, ...]
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):

@@ -168,7 +168,7 @@ def transfers(ctx: typer.Context) -> None:
 @app.command(cls=_Command, epilog=_also("--json", "-q"))
 def topology(
     ctx: typer.Context,
-    action: Annotated[str, typer.Argument(metavar="[check]", help="check: the findings alone.")] = "show",
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="show, or check: the findings alone.")] = "show",
     source: Annotated[
         Path | None,
         typer.Option("--input", metavar="PATH", help="Another machine's: a directory, an export, hwloc's or NCCL's XML."),
