@@ -69,15 +69,14 @@ class Record:
     pages_told: int = 0  # pages that the ranks know of
     row_known: bool = False  # the ranks have seen this row id
     admissions: int = 0
+    last_step: int | None = None  # that it was in
     blocked_since: float | None = None  # since when too few pages were free for it
 
     def __post_init__(self) -> None:
         self.life.facts = self._facts
 
     def _facts(self) -> Facts:
-        return Facts(
-            attempt=None if self.hold == NO_HOLD else self.hold, step=self.served_step if self.admissions else None
-        )
+        return Facts(attempt=None if self.hold == NO_HOLD else self.hold, step=self.last_step)
 
     @classmethod
     def of(cls, spec: GenerateSpec | PrefillSpec, seq: int, now: float, recorder: Recorder = record_nothing) -> Record:

@@ -349,6 +349,7 @@ class Scheduler:
                 record.row_known = True
             new_pages = self.pool.pages_from(record.hold, record.pages_told)
             record.pages_told += len(new_pages)
+            record.last_step = self._next_step
             end = record.computed + count
             rows.append(Row(
                 row_id=record.hold, tokens=tuple(record.tokens[record.computed : end]), start=record.computed,

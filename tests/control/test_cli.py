@@ -62,7 +62,7 @@ def test_status_says_what_keeps_pages_back(pdd: Pdd, daemon: Daemon) -> None:
     daemon.source.fences = schema.Fences(pending=2, oldest_seconds=75.0, overdue=1, alarms=1, integrity_failures=3)
     lines = clean(pdd("status"), 0).stdout.splitlines()[1:]
     assert lines == [
-        "! 1 link not fenced, the oldest for 75.0s, 0 pages in quarantine: the log says why; a restart frees them",
+        "! 1 link not fenced, the oldest for 1m15s, 0 pages in quarantine: the log says why; a restart frees them",
         "! the books of the page pool were wrong 3 times: restart this node",
     ]
 

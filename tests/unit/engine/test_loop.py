@@ -419,7 +419,7 @@ def test_an_engine_that_goes_idle_proves_its_books_and_tells_when_they_are_wrong
     checks = []
     check = rig.scheduler.pool.check_integrity
     monkeypatch.setattr(rig.scheduler.pool, "check_integrity", lambda: (checks.append(1), check()))
-    rig.loop.submit(generate("a", (1, 2, 3), max_tokens=2))
+    rig.loop.submit(generate("a", 3, max_tokens=2))
     rig.wait(lambda: any(isinstance(event, Finished) for event in rig.events))
     rig.wait_snapshot(lambda: checks)
     assert rig.loop.snapshot.totals.integrity_failures == 0
@@ -439,6 +439,6 @@ def test_books_that_change_all_the_time_are_not_proved_each_time(rig: Rig, monke
     checks = []
     monkeypatch.setattr(rig.scheduler.pool, "check_integrity", lambda: checks.append(1))
     for index in range(10):
-        rig.loop.submit(generate(f"r{index}", (1, 2, 3), max_tokens=2))
+        rig.loop.submit(generate(f"r{index}", 3, max_tokens=2))
         rig.wait(lambda index=index: sum(isinstance(event, Finished) for event in rig.events) == index + 1)  # type: ignore[misc]
     assert len(checks) <= 1
