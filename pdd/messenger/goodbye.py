@@ -38,5 +38,5 @@ def goodbye(error: PddError) -> wire.Goodbye:
 
 def said(message: wire.Goodbye, name: str = "the peer") -> PeerLost:
     """The error that ends a link whose peer, `name`, said goodbye."""
-    kinds = {wire.Cause.ORDERLY: InOrder, wire.Cause.FABRIC: PeerFabricFailure}
+    kinds: dict[wire.Cause, type[PeerLost]] = {wire.Cause.ORDERLY: InOrder, wire.Cause.FABRIC: PeerFabricFailure}
     return kinds.get(message.cause, PeerLost)(f"{name} said goodbye: {wire.one_line(message.reason)}")
