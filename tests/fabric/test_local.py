@@ -23,7 +23,7 @@ from pdd.fabric import _native as native
 from tests.fabric.conftest import LOCAL, NodeFactory, Pair, link
 from tests.fabric.fabric_node import PAGE, Node, RemoteNode, make_memory, spawn
 
-_ADDRESS_AT = 4 + 2 + 1 + len("local") + 1 + 4 + 4 + 2  # in a descriptor
+_ADDRESS_AT = 4 + 2 + 1 + len("local1") + 1 + 4 + 4 + 2  # in a descriptor
 _NAME_BYTES = _SECRET_BYTES = 16
 _MAX_SOURCES = 64
 
@@ -464,7 +464,7 @@ def test_local_endpoints_go_beside_those_of_a_fabric(nodes: NodeFactory, best_fa
     for _ in range(3):
         one_page(writer, reader, ours, theirs)
         one_page(writer, reader, *over_tcp)
-    with pytest.raises(native.FabricError, match="speaks local, this node tcp"):
+    with pytest.raises(native.FabricError, match="speaks local1, this node tcp"):
         writer.connect(writer.open(), reader.describe(reader.call("open_endpoint", True)))
     assert writer.fabric.stats()["nic_writes"] == [3]  # a NIC's count knows nothing of the others
     plain = nodes.here(best_fabric_stack, 8, ["127.0.0.1"])
