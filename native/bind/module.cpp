@@ -100,6 +100,7 @@ nb::dict caps_dict(const ProviderCaps& caps) {
 
 nb::dict engine_caps(const Engine& engine) {
     nb::dict out = caps_dict(engine.caps(0).front());
+    out["group"] = 0;
     nb::list nics;
     for (size_t group = 0; group < engine.num_groups(); ++group)
         for (const auto& caps : engine.caps(group)) {

@@ -349,16 +349,20 @@ def bench_kv(
     layout: Annotated[
         str | None, typer.Option("--layout", metavar="LIST", help="scattered, adjacent [both].")
     ] = None,
-    inflight: Annotated[int | None, typer.Option("--inflight", min=1, max=4096, help="Requests at once [16].")] = None,
+    inflight: Annotated[
+        int | None, typer.Option("--inflight", metavar="N", min=1, max=4096, help="Requests at once [16].")
+    ] = None,
     nics: Annotated[str, typer.Option("--nics", metavar="LIST", help="Address or name of each NIC of this end.")] = "",
     provider: Annotated[str, typer.Option("--provider", metavar="NAME", help="auto, efa, verbs, tcp or local.")] = "auto",
     seconds: Annotated[str | None, typer.Option("--seconds", metavar="TIME", help="Of one repeat [1s].")] = None,
-    repeats: Annotated[int | None, typer.Option("--repeats", min=1, max=1000, help="Of each combination [3].")] = None,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", metavar="N", min=1, max=1000, help="Of each combination [3].")
+    ] = None,
     token_file: Annotated[
         Path | None, typer.Option("--token-file", metavar="FILE", help="The token that both ends share.")
     ] = None,
 ) -> None:
-    """How fast KV pages go to another node, or within this machine; needs no daemon and no model."""
+    """How fast KV pages travel; needs no daemon and no model."""
     from pdd.commands.bench import Where, kv
 
     wanted = {"--sizes": sizes, "--pages": pages, "--layout": layout, "--inflight": inflight, "--seconds": seconds,
