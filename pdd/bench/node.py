@@ -19,11 +19,11 @@ import numpy as np
 from pdd.bench.cells import Pages
 from pdd.errors import FabricFailure, LimitError
 from pdd.fabric import _native
+from pdd.fabric.engine import Fabric
+from pdd.fabric.types import Event
 from pdd.topology import machine
 from pdd.topology.domains import line_rate, nic_of
 from pdd.topology.placement import Wanted, plan_placement
-
-Event = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class BenchNode:
         topology = machine.read()
         [place] = plan_placement(topology, Wanted(bind=options.nics)).groups
         try:
-            self.fabric = _native.Fabric(
+            self.fabric = Fabric(
                 provider=options.provider, library=options.library, source=options.source,
                 idle=options.idle, groups=[(list(options.nics), list(place.worker_cpus))],
             )
@@ -58,11 +58,10 @@ class BenchNode:
         except BaseException:
             self.fabric.close()
             raise
-        caps = self.fabric.caps
-        self.provider: str = caps["provider"]
-        self.library_version: str = caps["library_version"]
-        self.nics = tuple(nic["address"] or nic["domain"] for nic in caps["nics"])
-        self.line_rate = line_rate([nic_of(topology, nic["domain"]) for nic in caps["nics"]])
+        caps = self.fabric.read_caps()
+        self.provider, self.library_version = caps.provider, caps.library_version
+        self.nics = tuple(nic.address or nic.domain for nic in caps.nics)
+        self.line_rate = line_rate([nic_of(topology, nic.domain) for nic in caps.nics])
 
     def _take_memory(self, nbytes: int) -> None:
         fd = os.memfd_create("pdd-bench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -100,7 +99,7 @@ class BenchNode:
     def wait(self, timeout: float) -> list[Event]:
         """Events of the fabric; none when `timeout` seconds passed."""
         select.select([self.fabric.fileno()], [], [], timeout)
-        return self.fabric.drain()
+        return self.fabric.read_events()
 
     # -- contents
     def fill(self) -> None:

@@ -17,9 +17,9 @@ import numpy as np
 from pdd.bench import wire
 from pdd.bench.cells import Cell, order
 from pdd.bench.channel import Channel
-from pdd.bench.node import BenchNode, Cost, Event
+from pdd.bench.node import BenchNode, Cost
 from pdd.errors import BenchPeerLost, FabricFailure, TimedOut, WrongContents
-from pdd.fabric import _native
+from pdd.fabric.types import EndpointFailed, Event, ImmOverrun, ImmReached
 from pdd.messenger.wire import pack_u32
 
 _GLANCE_SECONDS = 0.05  # while nothing arrives, how often the writer is listened to
@@ -125,19 +125,19 @@ class Reader:
 
     def _arrived(self, asked: dict[int, tuple[float, int]]) -> list[tuple[float, int]]:
         """The requests that have become whole: when asked for, and the slot. Waits a moment when none has."""
-        events = self._node.fabric.drain() or self._node.wait(_GLANCE_SECONDS)
+        events = self._node.fabric.read_events() or self._node.wait(_GLANCE_SECONDS)
         if not events and (message := self._channel.take()) is not None:
             raise BenchPeerLost(f"{self._channel.peer} sent a {type(message).__name__} out of turn")
         return [request for event in events if (request := self._one(event, asked)) is not None]
 
     def _one(self, event: Event, asked: dict[int, tuple[float, int]]) -> tuple[float, int] | None:
-        if event[0] == _native.IMM_REACHED:
-            self._node.fabric.imm_retire(event[1])
-            return asked.pop(event[1])
-        if event[0] == _native.IMM_OVERRUN:
-            raise FabricFailure(f"more pages arrived under key {event[1]} than were asked for: {event[2]}")
-        if event[0] == _native.ENDPOINT_FAILED:
-            raise FabricFailure(f"the endpoint failed: {event[2]}")
+        if isinstance(event, ImmReached):
+            self._node.fabric.imm_retire(event.key)
+            return asked.pop(event.key)
+        if isinstance(event, ImmOverrun):
+            raise FabricFailure(f"more pages arrived under key {event.key} than were asked for: {event.arrived}")
+        if isinstance(event, EndpointFailed):
+            raise FabricFailure(f"the endpoint failed: {event.message}")
         return None
 
     def _verify(self, cell: Cell, slots: Sequence[int]) -> int:

@@ -19,9 +19,10 @@ import numpy as np
 from pdd.bench import wire
 from pdd.bench.cells import MAX_POOL_BYTES, Pages
 from pdd.bench.channel import Channel
-from pdd.bench.node import BenchNode, Cost, Event, FabricOptions
+from pdd.bench.node import BenchNode, Cost, FabricOptions
 from pdd.errors import BenchPeerLost, FabricFailure, PddError, TimedOut
 from pdd.fabric import _native
+from pdd.fabric.types import EndpointFailed, Event, TransferDone
 from pdd.messenger.wire import pack_u32
 
 _GLANCE_SECONDS = 0.05
@@ -83,11 +84,11 @@ class _Writer:
             elif isinstance(message, wire.Cell):
                 self._take_cell(message)
             elif isinstance(message, wire.Start):
-                cost, writes = Cost(), node.fabric.stats()["writes"]
+                cost, writes = Cost(), node.fabric.read_stats().writes
                 channel.send(wire.Started())
             elif isinstance(message, wire.Stop):
                 self._settle()
-                channel.send(wire.Stopped(*cost.so_far(), node.fabric.stats()["writes"] - writes))
+                channel.send(wire.Stopped(*cost.so_far(), node.fabric.read_stats().writes - writes))
             elif isinstance(message, wire.Goodbye):
                 return
             else:
@@ -98,7 +99,7 @@ class _Writer:
         because a waking for every request that has gone would take from the processor that moves them."""
         while (message := self._channel.take()) is None:
             select.select([self._channel], [], [], _GLANCE_SECONDS)
-            self._mind(self._node.fabric.drain())
+            self._mind(self._node.fabric.read_events())
         return message
 
     def _settle(self) -> None:
@@ -113,12 +114,12 @@ class _Writer:
 
     def _mind(self, events: list[Event]) -> None:
         for event in events:
-            if event[0] == _native.TRANSFER_DONE:
-                self._open.discard(event[1])
-                if event[5]:
-                    raise FabricFailure(f"a request's writes ended by: {event[5]}")
-            elif event[0] == _native.ENDPOINT_FAILED:
-                raise FabricFailure(f"the endpoint failed: {event[2]}")
+            if isinstance(event, TransferDone):
+                self._open.discard(event.transfer)
+                if event.end.error:
+                    raise FabricFailure(f"a request's writes ended by: {event.end.error}")
+            elif isinstance(event, EndpointFailed):
+                raise FabricFailure(f"the endpoint failed: {event.message}")
 
     def _take_cell(self, cell: wire.Cell) -> None:
         sources, targets = _pages(cell.sources), _pages(cell.targets)

@@ -50,9 +50,9 @@ def _also(*options: str) -> str:
 _OF_A_NODE = _also("-i NAME", "--json", "--timeout TIME")
 
 
+bench_app = _group("bench", "Measure parts of a node.")
 config_app = _group("config", "Check and show settings.")
 model_app = _group("model", "Prepare model folders.")
-bench_app = _group("bench", "Measure parts of a node.")
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any setting; repeatable.")
 ]
@@ -332,7 +332,7 @@ def model_import(
     run(ctx.obj, source, directory)
 
 
-@bench_app.command("kv")
+@bench_app.command("kv", cls=_Command, epilog=_also("-c FILE", "--json", "--timeout TIME", "-q"))
 def bench_kv(
     ctx: typer.Context,
     loopback: Annotated[bool, typer.Option("--loopback", help="Between two processes of this machine.")] = False,
@@ -362,7 +362,7 @@ def bench_kv(
         Path | None, typer.Option("--token-file", metavar="FILE", help="The token that both ends share.")
     ] = None,
 ) -> None:
-    """How fast KV pages travel; needs no daemon and no model."""
+    """How fast KV pages go between two nodes; needs no daemon."""
     from pdd.commands.bench import Where, kv
 
     wanted = {"--sizes": sizes, "--pages": pages, "--layout": layout, "--inflight": inflight, "--seconds": seconds,
