@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant("fence forgotten on all NICs but one", "native/fabric/endpoint.cpp",
            "    for (auto& port : ports_) {\n        Status closed",
            "    for (auto& port : std::span(ports_).first(1)) {\n        Status closed"),
-    Mutant("key of another NIC of the peer", "native/fabric/endpoint.cpp", ".keys[route.remote_nic];", ".keys[0];"),
+    Mutant("key of another NIC of the peer", "native/fabric/endpoint.cpp", ".keys[route.key];", ".keys[0];"),
     Mutant("window ignored", "native/fabric/sender.cpp", "return lane.window.admits(nbytes) && (", "return ("),
     Mutant("window of a NIC ignored", "native/fabric/sender.cpp", "shared_.nic_windows[lane.nic].admits(nbytes)", "true"),
     Mutant("room of the peer ignored", "native/fabric/sender.cpp",

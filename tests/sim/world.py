@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pdd.address import Address
+from pdd.fabric.types import Event
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.events import FabricEvents
 from pdd.messenger.handshake import LocalNode
@@ -25,7 +26,7 @@ from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.settings import DecoderSettings, LinkSettings
 from pdd.states import Change
 from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine
-from tests.messenger.fake_fabric import KINDS, FakeCounter, FakeFabric, FakeNetwork, Write
+from tests.messenger.fake_fabric import FakeCounter, FakeFabric, FakeNetwork, Write
 from tests.messenger.rig import NUM_LAYERS, geometry
 from tests.sim.clock import Inline, VirtualLoop
 from tests.sim.pipes import Pipes
@@ -50,13 +51,13 @@ class SimFabric(FakeFabric):
     def _wait(self, gate: Any) -> None:
         """It takes no time."""
 
-    def _emit(self, *event: Any) -> None:
+    def _emit(self, event: Event) -> None:
         self._events.append(event)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         loop.call_later(self.network.delay() / 4, loop.readable, self._fd)
 
-    def drain(self, max_events: int = 1024) -> list[tuple[Any, ...]]:
+    def read_events(self, max_events: int = 1024) -> list[Event]:
         batch, self._events = self._events[:max_events], self._events[max_events:]
         return batch
 
@@ -192,13 +193,13 @@ class World:
         node = LocalNode(
             name, role, next(self._epochs), "0.1.0", "fake", geometry(num_pages=num_pages), regions=(1,), max_tokens=max_tokens
         )
-        events = FabricEvents(fabric, KINDS)
+        events = FabricEvents(fabric)
         events.attach(self.loop)
 
         def record(change: Change) -> None:
             self.note("%s: %s %s %s -> %s (%s)", name, change.kind, change.ident, change.before, change.after, change.why)
 
-        return LinkContext(node, fabric, events, LINKS, compare, self.loop.time, record, Inline())
+        return LinkContext(node, fabric, events, LINKS, compare, self.loop.time, record, threads=Inline())
 
     async def end(self) -> None:
         for name in (*self.decoders, *self.prefillers):
