@@ -37,18 +37,18 @@ async def test_changes_are_recorded_with_peer_key_and_units() -> None:
         request = d.engine.generate("r", prompt(1, 9))
         assert await finish(request) == ["whole"]
         await rig.settle()
-        attempts = [(c.after, c.facts) for c in d.recorded if c.kind == "attempt"]
+        attempts = [(c.after, c.facts) for c in d.changes if c.kind == "attempt"]
         assert [after for after, _ in attempts] == ["choosing", "armed", "requested", "done"]
         assert attempts[0][1] == Facts()
         first, last = attempts[1][1], attempts[-1][1]
         assert (first.peer, first.attempt, first.units) == ("p1", request.attempts[0], 0)
         assert first.key is not None
-        jobs = [(c.after, c.facts) for c in p.recorded if c.kind == "job"]
+        jobs = [(c.after, c.facts) for c in p.changes if c.kind == "job"]
         assert [after for after, _ in jobs][-1] == "done"
         done = jobs[-1][1]
         assert (done.peer, done.attempt, done.key) == ("d1", first.attempt, first.key)
         assert done.units == last.units == 9
-        assert {c.facts.peer for c in d.recorded if c.kind == "link" and c.after == "up"} == {"p1"}
+        assert {c.facts.peer for c in d.changes if c.kind == "link" and c.after == "up"} == {"p1"}
 
 
 async def test_many_decoders_and_prefillers_share_the_work() -> None:
