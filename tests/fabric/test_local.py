@@ -108,10 +108,14 @@ def test_a_writer_that_is_stopped_or_killed_holds_up_no_fence(nodes: NodeFactory
 
 
 # -- who may come -------------------------------------------------------------------------------------------------------
+def abstract(name: bytes) -> bytes:
+    return b"\0pdd-" + name.hex().encode()
+
+
 def socket_of(descriptor: str) -> tuple[bytes, bytes]:
     """(abstract socket address, secret) in a local descriptor."""
     address = bytes.fromhex(descriptor)[_ADDRESS_AT:]
-    return b"\0pdd-" + address[:_NAME_BYTES].hex().encode(), address[_NAME_BYTES : _NAME_BYTES + _SECRET_BYTES]
+    return abstract(address[:_NAME_BYTES]), address[_NAME_BYTES : _NAME_BYTES + _SECRET_BYTES]
 
 
 def offer(secret: bytes, *, magic: bytes = b"PDDL", version: int = 1, capacity: int = 64, sizes: list[int] | None = None) -> bytes:
@@ -200,19 +204,19 @@ def test_another_user_is_neither_served_nor_believed(nodes: NodeFactory) -> None
     writer.connect(ours, reader.describe(theirs))
     one_page(writer, reader, ours, theirs)
 
-    fake = b"\0pdd-" + bytes(range(1, 1 + _NAME_BYTES)).hex().encode()
+    fake = os.urandom(_NAME_BYTES)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ready, told = os.pipe()
     child = os.fork()
     if child == 0:
         os.setuid(65534)
-        listener.bind(fake)
+        listener.bind(abstract(fake))
         listener.listen()
         os.write(told, b"1")
         signal.pause()
     os.read(ready, 1)
     descriptor = bytearray.fromhex(reader.describe(reader.open()))
-    descriptor[_ADDRESS_AT : _ADDRESS_AT + _NAME_BYTES] = bytes(range(1, 1 + _NAME_BYTES))
+    descriptor[_ADDRESS_AT : _ADDRESS_AT + _NAME_BYTES] = fake
     try:
         with pytest.raises(native.FabricError, match="belongs to another user"):
             writer.connect(writer.open(), descriptor.hex())
@@ -386,9 +390,10 @@ def test_a_target_that_lies_about_what_is_done_ends_the_endpoint(nodes: NodeFact
     writer, other = nodes.here(LOCAL, 64, [""]), nodes.here(LOCAL, 64, [""])
     descriptor = bytearray.fromhex(other.describe(other.open()))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(b"\0pdd-" + bytes(range(_NAME_BYTES)).hex().encode())
+    name = os.urandom(_NAME_BYTES)  # other runs of this test are on this machine, too
+    listener.bind(abstract(name))
     listener.listen()
-    descriptor[_ADDRESS_AT : _ADDRESS_AT + _NAME_BYTES] = bytes(range(_NAME_BYTES))
+    descriptor[_ADDRESS_AT : _ADDRESS_AT + _NAME_BYTES] = name
     endpoint = writer.open()
     writer.connect(endpoint, descriptor.hex())
     peer, _ = listener.accept()
@@ -411,9 +416,10 @@ def test_peers_are_lent_memory_that_they_cannot_write_to(nodes: NodeFactory) -> 
     writer, other = nodes.here(LOCAL, 64, [""]), nodes.here(LOCAL, 64, [""])
     descriptor = bytearray.fromhex(other.describe(other.open()))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    listener.bind(b"\0pdd-" + bytes(_NAME_BYTES).hex().encode())
+    name = os.urandom(_NAME_BYTES)
+    listener.bind(abstract(name))
     listener.listen()
-    descriptor[_ADDRESS_AT : _ADDRESS_AT + _NAME_BYTES] = bytes(_NAME_BYTES)
+    descriptor[_ADDRESS_AT : _ADDRESS_AT + _NAME_BYTES] = name
     writer.connect(writer.open(), descriptor.hex())
     peer, _ = listener.accept()
     _, fds, _, _ = socket.recv_fds(peer, 4096, 8)
