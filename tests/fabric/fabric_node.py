@@ -13,6 +13,7 @@ import json
 import os
 import select
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -190,7 +191,8 @@ class Node:
     def connections(self, cut_to: str = "") -> list[tuple[str, str]]:
         """(local, remote) address of every established TCP connection of this process; breaks those to one remote one."""
         found = []
-        for fd in os.listdir("/proc/self/fd"):
+        sockets = [fd for fd in os.listdir("/proc/self/fd") if stat.S_ISSOCK(_mode(int(fd)))]
+        for fd in sockets:  # and nothing else: a socket object of a pipe's duplicate fails and leaves the duplicate open
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd))) as connection:
                 if connection.family != socket.AF_INET:
                     continue
@@ -211,6 +213,14 @@ class Node:
 
     def close(self) -> None:
         self.fabric.close()
+
+
+def _mode(fd: int) -> int:
+    """0 for one that is closed, as the listing's own is."""
+    try:
+        return os.fstat(fd).st_mode
+    except OSError:
+        return 0
 
 
 class RemoteNode:
@@ -251,12 +261,14 @@ class RemoteNode:
         with contextlib.suppress(BrokenPipeError):
             assert self.process.stdin is not None
             self.process.stdin.close()
+        assert self.process.stdout is not None
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
             self.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+            raise AssertionError(f"node {self.process.pid} did not end when its input had") from None
+        finally:
+            self.process.stdout.close()
 
 
 def spawn(*args: Any, pass_fds: tuple[int, ...] = (), prefix: Sequence[str] = (), **options: Any) -> RemoteNode:

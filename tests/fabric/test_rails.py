@@ -125,12 +125,12 @@ def test_a_nic_that_dies_ends_its_link_once_and_no_other(fabric_stack: Stack, no
     writer.connections("127.0.0.2")
     _, _, message = writer.wait(native.ENDPOINT_FAILED, to_victim)
     assert "NIC 127.0.0.2" in message
+    exchange(writer, other, to_other, at_other, 64)
+    victim.process.send_signal(signal.SIGCONT)  # else what is in flight on its other NIC stays there
     _, _, ok, failed, unknown, error = writer.wait(native.TRANSFER_DONE, transfer)
     assert ok + failed + unknown == pages
     assert failed + unknown > 0
     assert error
-    exchange(writer, other, to_other, at_other, 64)
-    victim.process.send_signal(signal.SIGCONT)
     writer.fabric.close_endpoint(to_victim)
     victim.call("close_endpoint", from_writer)
     writer.wait(native.ENDPOINT_CLOSED, to_victim)
