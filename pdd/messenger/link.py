@@ -283,9 +283,6 @@ class PeerLink:
         self.fence(FabricFailure(f"the fabric endpoint of {self.name} failed: {message}"))
 
     def endpoint_closed(self) -> None:
-        if self.state is not LinkState.CLOSING:  # the native side closed it by itself
-            self._way.gone()
-            self.fence(FabricFailure(f"the fabric endpoint of {self.name} was closed"))
         self._become_closed()
 
     # -- inside ---------------------------------------------------------------------------------------------------

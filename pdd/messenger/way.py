@@ -6,8 +6,9 @@
     both        close what was not chosen
 
 The boot id only spares strangers the trying: what proves one host is that the local endpoint's socket is reached, by
-the same user and with the secret that came over this authenticated link. From then on the link has one endpoint, whose
-close is its fence, and nobody above needs to know which kind it is.
+the same user and with the secret that came over this authenticated link. From then on the link has one endpoint, and
+nobody above needs to know which kind it is. Its fence is the close of every endpoint that was opened for it, chosen or
+not: a peer may know of both.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Unreachable(Exception):
 class _Unused:
     """Hears of an endpoint while nothing can be written through it: it is not chosen yet, or was not."""
 
+    closed: Callable[[], None]
     dropped: bool = False
     failure: str = ""
 
@@ -46,7 +48,7 @@ class _Unused:
         self.failure = message
 
     def endpoint_closed(self) -> None:
-        pass
+        self.closed()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,9 +72,11 @@ class LinkWay:
         self._context = context
         self._handler = handler
         self._may_be_local = allow_local and bool(context.node.host)
-        self._endpoint = self._new(handler, context.fabric.open_endpoint, context.node.regions)
+        self._endpoint = self._new(self, context.fabric.open_endpoint, context.node.regions)
+        self._is_closed = False  # the endpoint that is chosen, or will be unless the other one is
         self._local: LinkEndpoint | None = None  # until one of the two is chosen
-        self._unused = _Unused()
+        self._unused = _Unused(self._unused_closed)
+        self._num_unused = 0  # other endpoints that are not closed
         self._is_closing = False
 
     @property
@@ -133,29 +137,45 @@ class LinkWay:
             raise Unreachable(self.refusal) from error
 
     def close(self) -> None:
-        """The handler hears of the chosen endpoint's end, as LinkEndpoint.close tells it."""
+        """The handler hears `endpoint_closed` once all endpoints are closed, as LinkEndpoint.close tells it."""
         self._is_closing = True
         if self._local is not None:
             self._local.close()
         self._endpoint.close()
 
-    def gone(self) -> None:
-        """The endpoint has closed by itself."""
-        self._endpoint.gone()
+    # -- of the chosen endpoint (EndpointHandler) -------------------------------------------------------------------
+    def endpoint_failed(self, message: str) -> None:
+        self._handler.endpoint_failed(message)
+
+    def endpoint_closed(self) -> None:
+        self._is_closed = True
+        if not self._is_closing:  # the native side closed it by itself
+            self._endpoint.gone()
+            self._handler.endpoint_failed("it was closed")  # which closes what else there is
+        self._tell_closed()
 
     # -- inside ---------------------------------------------------------------------------------------------------
+    def _unused_closed(self) -> None:
+        self._num_unused -= 1
+        self._tell_closed()
+
+    def _tell_closed(self) -> None:
+        if self._is_closed and self._is_closing and not self._num_unused:
+            self._handler.endpoint_closed()
+
     def _new(self, handler: EndpointHandler, open_it: Callable[[], int], regions: Sequence[int]) -> LinkEndpoint:
         context = self._context
         return LinkEndpoint(context.fabric, context.events, handler, regions, context.threads, open_it)
 
     def _new_local(self, regions: Sequence[int]) -> LinkEndpoint:
+        self._num_unused += 1
         return self._new(self._unused, functools.partial(self._context.fabric.open_endpoint, local=True), regions)
 
     def _choose_local(self) -> None:
         if self._is_closing or self._local is None:
             return
         fabric, self._endpoint, self._local = self._endpoint, self._local, None
-        self._endpoint.handler, fabric.handler = self._handler, _Unused(dropped=True)
+        self._endpoint.handler, fabric.handler = self, _Unused(self._unused_closed, dropped=True)
         fabric.close()
         self.via = LOCAL
 

@@ -152,3 +152,19 @@ async def test_a_link_that_ends_while_it_chooses_leaves_no_endpoint(gate: str, s
         await asyncio.sleep(0.05)
         held.set()
         await until(lambda: not p.fabric.endpoints and not d.fabric.endpoints)
+
+
+async def test_a_fence_waits_for_an_endpoint_that_was_not_chosen_and_is_still_opening() -> None:
+    async with running() as rig:
+        rig.hosts = {"p1": "one", "d1": "one"}
+        p = await rig.prefiller()
+        d = await rig.decoder([])
+        p.fabric.may_open.clear()  # the acceptor tries the local one first
+        d.decoder.peers.set_members([rig.address(p)])
+        fencing = p.context.fencing
+        await until(lambda: bool(fencing.pending()))  # its handshake took too long
+        d.decoder.peers.set_members([])
+        await asyncio.sleep(0.05)
+        assert fencing.pending()
+        p.fabric.may_open.set()
+        await until(lambda: not fencing.pending() and not p.fabric.endpoints and not d.fabric.endpoints)
