@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "util/ring.h"
+#include "util/system_error.h"
 
 namespace pdd {
 
@@ -69,14 +70,10 @@ size_t segment_bytes(uint32_t capacity) {
     return sizeof(LocalRing) + capacity * (sizeof(LocalEntry) + 1);
 }
 
-Error failed(const std::string& what) {
-    return Error{what + ": " + std::strerror(errno), errno};
-}
-
 // A memfd of at least that size that cannot become smaller: touching what is not there any more is a SIGBUS.
 Status check_memory(int fd, uint64_t nbytes, const std::string& what) {
     struct stat info {};
-    if (::fstat(fd, &info) != 0) return failed(what);
+    if (::fstat(fd, &info) != 0) return system_error(what);
     if (static_cast<uint64_t>(info.st_size) < nbytes)
         return Error{what + " has " + std::to_string(info.st_size) + " bytes, not " + std::to_string(nbytes), EINVAL};
     const int seals = ::fcntl(fd, F_GET_SEALS);
@@ -104,14 +101,14 @@ Result<LocalSegment> LocalSegment::create(uint32_t capacity) {
     UniqueFd fd(::memfd_create("pdd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (fd.get() < 0 || ::ftruncate(fd.get(), static_cast<off_t>(segment_bytes(capacity))) != 0 ||
         ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-        return failed("shared memory for a local peer");
+        return system_error("shared memory for a local peer");
     return map(std::move(fd), capacity);
 }
 
 Result<LocalSegment> LocalSegment::map(UniqueFd fd, uint32_t capacity) {
     if (Status good = check_memory(fd.get(), segment_bytes(capacity), "the ring"); !good) return good.error();
     void* address = ::mmap(nullptr, segment_bytes(capacity), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-    if (address == MAP_FAILED) return failed("mapping the ring");
+    if (address == MAP_FAILED) return system_error("mapping the ring");
     // Fresh memory of a memfd is all zero, which is where every counter starts.
     return LocalSegment(std::move(fd), std::launder(static_cast<LocalRing*>(address)), capacity);
 }
@@ -260,7 +257,7 @@ Result<std::unique_ptr<LocalReader>> LocalReader::open(UniqueFd socket, LocalMes
         const std::string what = "region " + std::to_string(i) + " of the local peer";
         if (Status good = check_memory(fd, nbytes, what); !good) return good.error();
         void* base = ::mmap(nullptr, nbytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd, 0);
-        if (base == MAP_FAILED) return failed("mapping " + what);
+        if (base == MAP_FAILED) return system_error("mapping " + what);
         reader->sources_.push_back({static_cast<const uint8_t*>(base), nbytes});
     }
     return reader;

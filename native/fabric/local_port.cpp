@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "util/random.h"
+#include "util/system_error.h"
 
 namespace pdd {
 namespace {
@@ -35,7 +36,7 @@ Status LocalPort::watch(int fd) {
     epoll_event event{};
     event.events = EPOLLIN;
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return {};
-    return Error{std::string("epoll_ctl for a local peer: ") + std::strerror(errno), errno};
+    return system_error("epoll_ctl for a local peer");
 }
 
 Result<uint64_t> LocalPort::resolve(std::span<const uint8_t> address) {

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "util/system_error.h"
+
 namespace pdd {
 namespace {
 
@@ -35,10 +37,6 @@ Address address_of(const LocalName& name) {
     return out;
 }
 
-Error failed(const std::string& what) {
-    return Error{what + ": " + std::strerror(errno), errno};
-}
-
 // Of whom the kernel says that it holds the other end.
 bool same_user(int fd) {
     ucred peer{};
@@ -53,16 +51,16 @@ Result<UniqueFd> local_listen(const LocalName& name) {
     const Address address = address_of(name);
     if (fd.get() < 0 || ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.un), address.length) != 0 ||
         ::listen(fd.get(), kBacklog) != 0)
-        return failed("a local socket");
+        return system_error("a local socket");
     return fd;
 }
 
 Result<UniqueFd> local_connect(const LocalName& name) {
     UniqueFd fd(::socket(AF_UNIX, kKind, 0));
     const Address address = address_of(name);
-    if (fd.get() < 0) return failed("a local socket");
+    if (fd.get() < 0) return system_error("a local socket");
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.un), address.length) != 0)
-        return failed(
+        return system_error(
             "its local socket cannot be reached from here (a network namespace of its own, or it has a peer)");
     if (!same_user(fd.get())) return Error{"its local socket belongs to another user", EPERM};
     return fd;
@@ -90,7 +88,7 @@ Status local_send(int fd, std::span<const uint8_t> bytes, std::span<const int> d
     header->cmsg_type = SCM_RIGHTS;
     header->cmsg_len = CMSG_LEN(descriptors.size_bytes());
     std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
-    if (::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return failed("a local message cannot be sent");
+    if (::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return system_error("a local message cannot be sent");
     return {};
 }
 
@@ -109,7 +107,7 @@ Result<LocalMessage> local_receive(int fd) {
         out.bytes.clear();
         return out;
     }
-    if (count < 0) return failed("reading a local message");
+    if (count < 0) return system_error("reading a local message");
     for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
         if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
         const size_t num = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);

@@ -7,7 +7,6 @@ goodbye, its failure, its silence and the end of the stream are all errors here,
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import os
 import select
@@ -21,12 +20,12 @@ import msgspec
 from pdd.bench import wire
 from pdd.errors import BenchPeerLost, FabricFailure, PeerProtocol, PeerUnauthenticated, TimedOut, VersionMismatch
 from pdd.messenger.frames import FrameBuffer
+from pdd.messenger.proof import NONCE_BYTES, proof
 from pdd.messenger.wire import one_line
 from pdd.version import VERSION
 
 _HEADER = struct.Struct(">I")
 _READ_BYTES = 256 << 10
-_NONCE_BYTES = 32
 _LINGER_SECONDS = 0.5
 _LABELS = {True: b"pdd bench reader\0", False: b"pdd bench writer\0"}
 
@@ -130,10 +129,10 @@ class Channel:
         Raises:
             VersionMismatch: another protocol. PeerUnauthenticated: no token, or another one. BenchPeerLost: no bench.
         """
-        nonce = os.urandom(_NONCE_BYTES)
+        nonce = os.urandom(NONCE_BYTES)
         self.send(wire.Hello(wire.PROTOCOL, nonce, token is not None, VERSION))
         theirs = self.receive()
-        if not isinstance(theirs, wire.Hello) or len(theirs.nonce) != _NONCE_BYTES:
+        if not isinstance(theirs, wire.Hello) or len(theirs.nonce) != NONCE_BYTES:
             raise self._out_of_turn(theirs, "Hello")
         if theirs.protocol != wire.PROTOCOL:
             raise self._other_protocol(theirs.protocol)
@@ -142,11 +141,11 @@ class Channel:
             raise PeerUnauthenticated(f"{holder} requires a shared token and {other} has none",
                                       hint="give both ends the same peers.token_credential or --token-file")
         if token is not None:
-            own = wire.Proof(_mac(token, reads, nonce, theirs.nonce))
+            own = wire.Proof(proof(token, _LABELS[reads], nonce, theirs.nonce))
             if reads:  # the listener answers nothing to a stranger
                 self.send(own)
-            proof = self.expect(wire.Proof)
-            if not hmac.compare_digest(proof.mac, _mac(token, not reads, theirs.nonce, nonce)):
+            shown = self.expect(wire.Proof)
+            if not hmac.compare_digest(shown.mac, proof(token, _LABELS[not reads], theirs.nonce, nonce)):
                 raise PeerUnauthenticated(f"{self.peer} does not hold the same token",
                                           hint="compare peers.token_credential or --token-file of both ends")
             if not reads:
@@ -184,7 +183,3 @@ class Channel:
 
     def _out_of_turn(self, message: object, wanted: str) -> BenchPeerLost:
         return BenchPeerLost(f"{self.peer} sent a {type(message).__name__} where a {wanted} must come")
-
-
-def _mac(token: bytes, reads: bool, own_nonce: bytes, peer_nonce: bytes) -> bytes:
-    return hmac.new(token, _LABELS[reads] + own_nonce + peer_nonce, hashlib.sha256).digest()

@@ -7,7 +7,6 @@ go through plans and the watcher, arrivals are counted by immediates.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import os
 import select
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pdd import memfd
 from pdd.bench.cells import Pages
 from pdd.errors import FabricFailure, LimitError
 from pdd.fabric import _native
@@ -64,10 +64,8 @@ class BenchNode:
         self.line_rate = line_rate([nic_of(topology, nic.domain) for nic in caps.nics])
 
     def _take_memory(self, nbytes: int) -> None:
-        fd = os.memfd_create("pdd-bench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = memfd.sealed("pdd-bench", nbytes)
         try:
-            os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self._memory = _native.MappedMemory(fd, nbytes, populate=True)
             self._region = self.fabric.register(self._memory.address, nbytes, fd)
         except (OSError, MemoryError, _native.FabricError, RuntimeError) as error:

@@ -110,7 +110,7 @@ class _Writer:
                 raise BenchPeerLost(f"{self._channel.peer} spoke before it was told that its requests have ended")
             if self._open and time.monotonic() > deadline:
                 raise TimedOut(f"{len(self._open)} requests of {self._channel.peer} did not end within "
-                               f"{self._channel.timeout:g} s")
+                               f"{self._channel.timeout:g} s", hint="Allow more with --timeout.")
 
     def _mind(self, events: list[Event]) -> None:
         for event in events:

@@ -24,7 +24,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pdd import metrics, units
 from pdd.control import events
 from pdd.control.schema import API_VERSION, OneRequest, Problem, Version
-from pdd.control.slow import SlowDocument
 from pdd.control.source import StatusSource
 from pdd.errors import BodyTooLarge, InvalidRequest, Overloaded, PddError
 
@@ -32,7 +31,6 @@ _log = logging.getLogger(__name__)
 
 MAX_BODY = 1 << 20
 MAX_STREAMS = 64  # of one socket
-TOPOLOGY_SECONDS = 30.0  # how old the topology of an event stream may be
 MAX_DRAIN_SECONDS = 10**9  # beyond any drain, and a number that every clock takes
 STUCK_SECONDS = 600.0  # a client that reads nothing for so long is dropped; until then it holds 64 KiB
 ABORT = "pdd.abort"  # key in scope["state"]: drops the connection with what is unsent; set by server.py
@@ -76,16 +74,12 @@ def _read_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]
     async def document(request: HttpRequest) -> Response:
         return _json(documents[request.url.path.removeprefix("/v1/")]())
 
-    async def topology(request: HttpRequest) -> Response:
-        return _json(await asyncio.to_thread(source.topology))  # thousands of small files on a large machine
-
     async def scrape(request: HttpRequest) -> Response:
         return Response(source.metrics_text(), headers={"content-type": metrics.CONTENT_TYPE})
 
     return [
         Route("/version", version),
         *(Route(f"/v1/{topic}", document) for topic in documents),
-        Route("/v1/topology", topology),
         Route("/v1/metrics", scrape),
     ]
 
@@ -94,8 +88,6 @@ def _event_stream(
     source: StatusSource, documents: Mapping[str, Callable[[], Any]], bell: events.Bell, *, private: bool
 ) -> Any:
     num_streams = 0
-    topology = SlowDocument(source.topology, TOPOLOGY_SECONDS)
-    documents = {**documents, "topology": topology.latest}
     known = [*documents, *(["logs"] if private else [])]
 
     async def counted(lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -120,8 +112,6 @@ def _event_stream(
             raise InvalidRequest(f"interval: {error}") from None
         interval = min(max(interval, events.MIN_INTERVAL), events.MAX_INTERVAL)
         since = _since(request)
-        if "topology" in topics:
-            await topology.ready()
         lines = events.stream(
             {topic: documents[topic] for topic in topics if topic in documents}, bell, source.status().boot_id, interval,
             source.logs if "logs" in topics else None, since,

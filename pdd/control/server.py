@@ -88,6 +88,7 @@ class ControlServer:
             "status": self._status,
             "peers": self._source.peers,
             "transfers": self._source.transfers,
+            "topology": self._source.topology,
             "requests": requests,
         }
 

@@ -8,8 +8,7 @@ from pdd.control.schema import Cancelled, Logs, Peers, Request, Requests, Status
 
 
 class StatusSource(Protocol):
-    """Called on the main loop, where each call returns at once; `topology` alone takes longer on a large machine, and is
-    called on a thread."""
+    """Called on the main loop, where each call returns at once."""
 
     def status(self) -> Status: ...
 

@@ -27,6 +27,7 @@ from pdd.messenger.status import PeerStatus
 from pdd.messenger.way import LOCAL
 from pdd.metrics import PAGE_STATES
 from pdd.topology import report
+from pdd.topology.placement import Placement
 
 if TYPE_CHECKING:
     from pdd.daemon.node import Node
@@ -38,6 +39,8 @@ class Documents:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._view = node.view
+        self._placement: Placement | None = None  # of which `_topology` tells
+        self._topology: dict[str, Any] = {}
 
     # -- pdd.status/1 -----------------------------------------------------------------------------------------------
     def status(self) -> schema.Status:
@@ -186,7 +189,9 @@ class Documents:
     def topology(self) -> dict[str, Any]:
         placement = self._node.placement
         assert placement is not None  # made before the control sockets are bound
-        return report.document(placement.topology, placement)
+        if placement is not self._placement:  # event streams ask every second, and it changes once in a node's life
+            self._placement, self._topology = placement, report.document(placement.topology, placement)
+        return self._topology
 
     def config(self) -> dict[str, Any]:
         return config_load.explained(self._node.config, self._node.origins)

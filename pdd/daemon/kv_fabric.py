@@ -62,6 +62,7 @@ class KvFabric:
                 groups=[(list(group.bind), list(group.worker_cpus)) for group in placement.groups],
                 local=bool(self._host), device=device,
             )
+            gpu = _native.gpu(device) if device else None
         except _native.FabricError as error:
             hint = f"fabric.require = {wanted.require} allows nothing else" if wanted.require else (
                 "install the extra [fabric] or Debian's libfabric1, or set fabric.library"
@@ -84,8 +85,8 @@ class KvFabric:
             self.caps.library_path,
             "memory to peers on this host" if self._host else "to peers on this host, too",
         )
-        if device:
-            _log.info("%s", gpu_path_text(_native.gpu(device), self.caps))
+        if gpu is not None:
+            _log.info("%s", gpu_path_text(gpu, self.caps))
 
     def take_memory(self, ranks: Sequence[RankInfo]) -> None:
         """Maps and registers the ranks' KV memory, and watches their layer counter.

@@ -7,13 +7,13 @@ daemon which it is. Both live until neither process maps them.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from typing import ClassVar, Protocol
 
 import torch
 
+from pdd import memfd
 from pdd.errors import HOW_TO_INSTALL, LimitError, NotInstalled
 from pdd.kv.layout import KvLayout
 from pdd.model.attention import TORCH_DTYPES, kv_tensor
@@ -39,13 +39,13 @@ class HostKv:
 
     def __init__(self, num_bytes: int) -> None:
         """Raises LimitError when there is no room for it."""
-        self.fd = os.memfd_create("pdd-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = -1
         try:
-            os.ftruncate(self.fd, num_bytes)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            fd = self.fd = memfd.sealed("pdd-kv", num_bytes)
             self.mapping = mmap.mmap(self.fd, num_bytes)
         except OSError as error:
-            os.close(self.fd)
+            if fd >= 0:
+                os.close(fd)
             raise LimitError(f"a KV region of {show_bytes(num_bytes)} cannot be made: {error.strerror}",
                              hint="Lower kv.memory_fraction or kv.num_pages, or raise the limit of address space "
                                   "(ulimit -v).") from error

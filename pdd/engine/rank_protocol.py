@@ -6,7 +6,7 @@ on the first byte of the frame they belong to. Order of a rank's life:
     daemon -> RankInit
     rank   -> RankProgress*                      while it loads
     rank   -> RankReady + fds (of its KV memory; rank 0 also its layer counter's memfd)
-    daemon -> RunStep, rank -> StepDone          once per step, strictly in order; plans may be sent ahead
+    daemon -> RunStep, rank -> StepDone          once per step, strictly in order
     daemon -> Shutdown                           the rank exits 0
     rank   -> RankFailed                         at any time instead of the above; the rank exits
 

@@ -15,7 +15,6 @@ those who can rewrite the connection.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import hmac
 import os
 from collections.abc import Awaitable, Callable
@@ -27,9 +26,9 @@ from pdd.errors import PeerIncompatible, PeerProtocol, PeerUnauthenticated
 from pdd.messenger import wire
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.goodbye import said
+from pdd.messenger.proof import NONCE_BYTES, proof
 from pdd.messenger.versions import OURS, Range, agree
 
-_NONCE_BYTES = 32
 _LABELS = {True: b"pdd peer initiator\0", False: b"pdd peer acceptor\0"}
 
 
@@ -99,7 +98,7 @@ async def authenticate(stream: FrameStream, node: LocalNode, *, initiator: bool)
         PeerUnauthenticated: exactly one end has a token, or the tokens differ.
         PeerProtocol, PeerLost: the other end is no peer, or went away.
     """
-    nonce, token, ours = os.urandom(_NONCE_BYTES), node.token, node.versions
+    nonce, token, ours = os.urandom(NONCE_BYTES), node.token, node.versions
     stream.send(
         wire.Greeting(protocol=ours.newest, nonce=nonce, authenticated=token is not None, oldest=ours.oldest)
     )
@@ -111,11 +110,11 @@ async def authenticate(stream: FrameStream, node: LocalNode, *, initiator: bool)
         )
     if token is None:
         return version
-    own = wire.Proof(mac=_mac(token, initiator, nonce, theirs.nonce))
+    own = wire.Proof(mac=proof(token, _LABELS[initiator], nonce, theirs.nonce))
     if initiator:
         stream.send(own)
-    proof = await _expect(stream, wire.Proof)
-    if not hmac.compare_digest(proof.mac, _mac(token, not initiator, theirs.nonce, nonce)):
+    shown = await _expect(stream, wire.Proof)
+    if not hmac.compare_digest(shown.mac, proof(token, _LABELS[not initiator], theirs.nonce, nonce)):
         raise PeerUnauthenticated("the peer does not hold the same token", hint="compare peers.token_credential")
     if not initiator:
         stream.send(own)
@@ -182,8 +181,8 @@ async def _receive_greeting(stream: FrameStream, versions: Range) -> tuple[wire.
         greeting = msgspec.msgpack.decode(payload, type=wire.Greeting)
     except msgspec.MsgspecError as error:
         raise PeerProtocol(f"the first {len(payload)} bytes are no greeting: {error}") from error
-    if len(greeting.nonce) != _NONCE_BYTES:
-        raise PeerProtocol(f"the greeting has a nonce of {len(greeting.nonce)} bytes, not {_NONCE_BYTES}")
+    if len(greeting.nonce) != NONCE_BYTES:
+        raise PeerProtocol(f"the greeting has a nonce of {len(greeting.nonce)} bytes, not {NONCE_BYTES}")
     return greeting, version
 
 
@@ -197,8 +196,3 @@ async def _expect(stream: FrameStream, kind: type[M]) -> M:
     if isinstance(message, wire.Goodbye):
         raise said(message)
     raise PeerProtocol(f"a {type(message).__name__} came where a {kind.__name__} must")
-
-
-def _mac(token: bytes, initiator: bool, own_nonce: bytes, peer_nonce: bytes) -> bytes:
-    """The label keeps one side's proof from being played back as the other's."""
-    return hmac.new(token, _LABELS[initiator] + own_nonce + peer_nonce, hashlib.sha256).digest()

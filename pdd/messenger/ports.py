@@ -1,6 +1,6 @@
 """What the messenger needs from the layers below, as protocols: the fabric and the write planner.
 
-The real ones are `pdd.fabric.engine.Fabric` and an adapter of `pdd.kv.sharding`; tests and a later simulation bring
+The real ones are `pdd.fabric.engine.Fabric` and an adapter of `pdd.kv.sharding`; tests and the simulation bring
 their own. Events are those of `pdd.fabric.types`.
 """
 

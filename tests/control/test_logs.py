@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 
@@ -116,21 +115,3 @@ def test_the_topology_is_a_topic_of_both_sockets(daemon: fake_daemon.Running) ->
         lines = Client(daemon.directory).stream("/v1/events?topics=topology", private=private, idle_timeout=10)
         assert next(lines)["docs"]["topology"]["host"] == "fake"
         lines.close()
-
-
-def test_a_topology_that_cannot_be_read_does_not_end_the_stream(
-    daemon: fake_daemon.Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken() -> dict[str, object]:
-        raise OSError("gone")
-
-    with fake_daemon.running(daemon.run_dir, _with_topology("d1", broken)) as other:
-        lines = Client(other.directory).stream("/v1/events?topics=status,topology", idle_timeout=10)
-        assert json.dumps(next(lines)["docs"]["topology"]) == "{}"
-        lines.close()
-
-
-def _with_topology(name: str, read: object) -> fake_daemon.FakeSource:
-    source = fake_daemon.FakeSource(name)
-    source.topology = read  # type: ignore[assignment,method-assign]
-    return source

@@ -7,7 +7,6 @@ JSON lines over its pipes. Run as a script, this file is that other process.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from pdd import memfd
 from pdd.fabric import _native as native
 from tests.cluster import die_with_parent
 
@@ -30,10 +30,7 @@ PAGE = 4096
 
 def make_memory(name: str, nbytes: int) -> int:
     """A memfd as ranks make it."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, nbytes)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    return fd
+    return memfd.sealed(name, nbytes)
 
 
 class Node:
