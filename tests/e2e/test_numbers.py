@@ -81,6 +81,7 @@ def test_every_family_that_should_have_moved_has(nodes: tuple[Node, Node]) -> No
     assert stopped["choices"][0]["finish_reason"] == "stop"
     assert stopped["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     leave_after_first_piece(d0, 1500)
+    d0.wait_idle()  # else the next look for a running request may find the one that was just left
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         failing = pool.submit(error_of, d0.url, {**body, "stop": None, "max_tokens": 1500, "ignore_eos": True})
         d0.control(f"/v1/requests/{request_of(d0, 'running')}", method="DELETE")
