@@ -1,8 +1,8 @@
 """How the tokens of a step are shared among the requests that still have a prompt to compute. Pure.
 
 Shortest remaining first, so that a short prompt passes between two chunks of a long one. Whoever a step finishes waits for
-all of it; therefore a longer prompt joins one that is finished with no more tokens than the step has so far, or with an
-eighth of the budget, whether it would be finished too or not: a step is at most doubled by the next prompt.
+all of it; therefore a longer prompt that would be finished too joins only if it at most doubles the step or takes an eighth
+of the budget, and those that would not be finished add at most half of that.
 A stream of short prompts would so starve a long one; therefore the oldest comes before the other unfinished ones in each
 AGED_STEPS-th step, with at most half of it, and has that half before anyone else in each TURN_STEPS-th.
 """
@@ -45,7 +45,7 @@ def share_budget(records: Sequence[Record], budget: int, step: int) -> list[tupl
         give(record, left)
         finished += record.remaining
     begun = sum(shares[record.seq] for record in order if shares[record.seq] < record.remaining)
-    limit = max(finished - begun, small - begun, 0) if finished else left  # for prompts that this step does not finish
+    limit = max(max(finished, small) // 2 - begun, 0) if finished else left  # for prompts that this step does not finish
     if step % AGED_STEPS == 0 and not begun:
         limit -= give(oldest, min(half, limit))
     for record in order:
