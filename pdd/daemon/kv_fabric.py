@@ -140,7 +140,7 @@ class KvFabric:
         geometry = wire.Geometry(
             model=rank.fingerprint, dtype=rank.dtype, num_layers=rank.num_layers, num_kv_heads=rank.total_kv_heads,
             head_dim=rank.head_dim, page_size=rank.page_size, tp=len(self._ranks), num_pages=rank.num_pages,
-            vocab_size=rank.vocab_size,
+            vocab_size=rank.vocab_size, tiles=rank.tiles,
         )
         node = LocalNode(
             name=config.node.name, role=config.node.role, epoch=epoch, version=version, provider=self.provider,

@@ -28,7 +28,7 @@ class KvMemory(Protocol):
     fd: int  # for the daemon; the caller closes it once it is sent
 
     def tensor(self, layout: KvLayout) -> torch.Tensor:
-        """`[layers, pages, heads, 2, page_size, head_dim]` over the same bytes."""
+        """`[layers, pages, heads, tiles, page_size, head_dim]` over the same bytes."""
 
 
 class HostKv:

@@ -94,11 +94,12 @@ class RankReady(msgspec.Struct, frozen=True, tag="ready"):
     kv_kind: str = "memfd"  # what the KV memory's fd is: "memfd", or "cuda" for a cuMem handle
     kv_device: str = ""  # PCI address of the GPU that the KV memory is in; "" for a memfd
     warnings: tuple[str, ...] = ()  # what the system refused of cpus and numa, in words
+    tiles: int = 2  # of a KV head: K and V, or one latent tile
 
     @property
     def layout(self) -> KvLayout:
         return KvLayout(num_layers=self.num_layers, num_pages=self.num_pages, num_kv_heads=self.num_kv_heads,
-                        page_size=self.page_size, head_dim=self.head_dim, dtype=self.dtype)
+                        page_size=self.page_size, head_dim=self.head_dim, dtype=self.dtype, tiles=self.tiles)
 
 
 class StepDone(msgspec.Struct, frozen=True, tag="done"):

@@ -91,7 +91,7 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
         family=config.family, fingerprint=identity, kv_bytes=layout.region_bytes,
         param_bytes=model.param_bytes, threads=torch.get_num_threads(), attention=attention_name,
         load_seconds=time.monotonic() - started, pid=os.getpid(), kv_kind=memory.kind, kv_device=memory.device,
-        warnings=tuple(filter(None, refused)))
+        warnings=tuple(filter(None, refused)), tiles=layout.tiles)
     for warning in ready.warnings:
         _log.warning("%s [T023]", warning)
     runner = RankRunner(model, attention, layout, counter, max_context=max_context)

@@ -8,12 +8,13 @@ which is the sum of the units in those very lists. Neither side ever sends the o
     replica set k            ranks i*R + k: the fewest ranks that together hold all heads (all ranks when T <= H)
 
 A decoder rank is fed by every rank of *one* source replica set that shares a head with it. The unit of transfer is
-u = min(source, destination page size) tokens. With equal page sizes the shared heads of a page are one run of bytes, K
-and V included. With unequal page sizes a head's K and V tiles are u tokens of a longer tile on one side, so a unit is
-one run for K and one for V of each shared head. Entries come in token order, so a chunk of the prompt is a slice.
+u = min(source, destination page size) tokens. With equal page sizes the shared heads of a page are one run of bytes, all
+their tiles included. With unequal page sizes a unit is u tokens of a longer tile on one side, so it is one run for each
+tile (K and V; of MLA the latent one) of each shared head. Entries come in token order, so a chunk of the prompt is a
+slice.
 
 Layers are not in the plan: every layer is the same entries at another base (`src_layer_stride`, `dst_layer_stride`).
-It does not merge neighbours, choose NICs or post anything; MLA (one latent head, no K and V) is not planned here.
+It does not merge neighbours, choose NICs or post anything.
 Source: facts of the transfer, "Sharded KV cache transfers"; every case of a grid is checked byte by byte in the tests.
 """
 
@@ -25,19 +26,16 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pdd.kv.layout import KvLayout
+from pdd.kv.layout import KvLayout, KvShape
 
+KV_FIELDS = tuple(field.name for field in dataclasses.fields(KvShape))
 MAX_EXPECTED_UNITS = 1 << 31  # of one attempt; counters are wider, this is the bound both sides agree on
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ShardSpec:
-    """How one node spreads the KV of a model over its ranks. `num_kv_heads` is the model's, before sharding."""
+class ShardSpec(KvShape):
+    """How one node spreads the KV of a model over its ranks."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str  # a key of kv.layout.DTYPE_BYTES
     page_size: int  # tokens
     num_pages: int  # of every rank
     tp: int = 1
@@ -45,19 +43,16 @@ class ShardSpec:
     @property
     def copies(self) -> int:
         """Ranks that hold the same head; the number of replica sets."""
-        return max(1, self.tp // self.num_kv_heads)
+        return self.copies_over(self.tp)
 
     @property
     def heads_per_rank(self) -> int:
-        return max(1, self.num_kv_heads // self.tp)
+        return self.heads_over(self.tp)
 
     @property
     def layout(self) -> KvLayout:
         """The region of each rank."""
-        return KvLayout(
-            num_layers=self.num_layers, num_pages=self.num_pages, num_kv_heads=self.heads_per_rank,
-            page_size=self.page_size, head_dim=self.head_dim, dtype=self.dtype,
-        )
+        return self.layout_over(self.tp, self.page_size, self.num_pages)
 
     def heads(self, rank: int) -> range:
         """Heads of the model that `rank` holds."""
@@ -112,7 +107,7 @@ class ShardWrites:
 def incompatibilities(ours: ShardSpec, theirs: ShardSpec) -> list[tuple[str, str, str]]:
     """Why KV cannot go between two nodes, as (field, ours, theirs). Empty: it can."""
     found = []
-    for field in ("num_layers", "num_kv_heads", "head_dim", "dtype"):
+    for field in KV_FIELDS:
         a, b = getattr(ours, field), getattr(theirs, field)
         if a != b:
             found.append((field, str(a), str(b)))
@@ -183,7 +178,7 @@ def plan_writes(
     else:
         src_runs = _tile_offsets(shared, src_heads, src.layout) + (starts % src.page_size * token_bytes)[:, None]
         dst_runs = _tile_offsets(shared, dst_heads, dst.layout) + (starts % dst.page_size * token_bytes)[:, None]
-        run_bytes = np.full(2 * len(shared), unit * token_bytes)
+        run_bytes = np.full(src.tiles * len(shared), unit * token_bytes)
     src_offset = (src_base[:, None] + src_runs).reshape(-1)
     dst_offset = (dst_base[:, None] + dst_runs).reshape(-1)
     return ShardWrites(
@@ -204,7 +199,7 @@ def node_units(src: ShardSpec, dst: ShardSpec, num_tokens: int, skip_tokens: int
 def node_bytes(src: ShardSpec, dst: ShardSpec, num_tokens: int, skip_tokens: int = 0) -> int:
     """Bytes of the writes that `node_units` counts: whole units, the unused slots of the last one included."""
     first, last = _unit_range(src, dst, num_tokens, skip_tokens)
-    unit_bytes = 2 * min(src.page_size, dst.page_size) * dst.layout.token_bytes  # of one head, K and V
+    unit_bytes = dst.tiles * min(src.page_size, dst.page_size) * dst.layout.token_bytes  # of one head
     return dst.num_layers * dst.tp * dst.heads_per_rank * (last - first) * unit_bytes
 
 
@@ -234,7 +229,7 @@ def _entries_per_unit(src: ShardSpec, dst: ShardSpec, src_rank: int, dst_rank: i
     shared = len(_overlap(src.heads(src_rank), dst.heads(dst_rank)))
     if src.page_size == dst.page_size:
         return min(shared, 1)  # 0 when the two share nothing
-    return 2 * shared  # K and V of each head
+    return src.tiles * shared
 
 
 def _unit_range(src: ShardSpec, dst: ShardSpec, num_tokens: int, skip_tokens: int) -> tuple[int, int]:
@@ -260,10 +255,10 @@ def _page_offsets(
 
 
 def _tile_offsets(shared: range, held: range, layout: KvLayout) -> npt.NDArray[np.int64]:
-    """Offset within a page of the K and the V tile of each shared head: K, V, K, V, ..."""
+    """Offset within a page of the tiles of each shared head: K, V, K, V, ..."""
     heads = np.arange(shared.start - held.start, shared.stop - held.start, dtype=np.int64)
-    tiles: npt.NDArray[np.int64] = heads[:, None] * layout.head_bytes + np.array([0, layout.head_bytes // 2])
-    return tiles.reshape(1, 2 * len(shared))
+    tiles = heads[:, None] * layout.head_bytes + np.arange(layout.tiles, dtype=np.int64) * layout.tile_bytes
+    return tiles.reshape(1, -1)
 
 
 def _offsets(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

@@ -15,8 +15,8 @@ _NODE_FIELDS = ("model", "vocab_size")  # what sharding does not look at
 
 def shard_spec(geometry: wire.Geometry) -> sharding.ShardSpec:
     return sharding.ShardSpec(
-        num_layers=geometry.num_layers, num_kv_heads=geometry.num_kv_heads, head_dim=geometry.head_dim,
-        dtype=geometry.dtype, page_size=geometry.page_size, num_pages=geometry.num_pages, tp=geometry.tp,
+        **{name: getattr(geometry, name) for name in sharding.KV_FIELDS},
+        page_size=geometry.page_size, num_pages=geometry.num_pages, tp=geometry.tp,
     )
 
 

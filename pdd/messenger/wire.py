@@ -69,6 +69,7 @@ class Geometry(msgspec.Struct, frozen=True):
     tp: Annotated[int, msgspec.Meta(ge=1, le=4096)]
     num_pages: Size  # of every rank; bounds check, need not be equal
     vocab_size: Size
+    tiles: Size = 2  # of a head: K and V, or the one latent tile of MLA
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

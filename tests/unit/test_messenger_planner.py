@@ -62,7 +62,7 @@ def test_what_runs_is_what_the_brute_force_checks(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "changes",
     [{"model": "n"}, {"dtype": "float32"}, {"num_layers": 6}, {"num_kv_heads": 8}, {"head_dim": 32}, {"page_size": 24},
-     {"vocab_size": 1001}, {"tp": 3}],
+     {"vocab_size": 1001}, {"tp": 3}, {"tiles": 1}],
 )
 def test_misfit_is_named(changes: dict[str, Any]) -> None:
     (field,) = changes

@@ -46,7 +46,7 @@ class Pdd(Engine):
         """weight_bytes: what every step reads (a tied embedding as the head); kv_bytes: per token of context."""
         model, layout = self.harness.model, self.harness.layout
         weights = model.param_bytes - model.config.vocab_size * model.config.hidden_size * model.dtype.itemsize
-        return {"weight_bytes": weights, "kv_bytes": layout.num_layers * layout.num_kv_heads * 2 * layout.token_bytes}
+        return {"weight_bytes": weights, "kv_bytes": layout.num_layers * layout.num_kv_heads * layout.tiles * layout.token_bytes}
 
     def bandwidth(self) -> float:
         """Bytes per second of reading memory, best of four."""
