@@ -38,9 +38,11 @@ def finished(node: Node, request_id: str) -> dict[str, Any]:
 def main() -> int:
     parser = arguments(__doc__ or "")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--local", action="store_true", help="KV through memory, as nodes of one host do unless told (else tcp)")
     args = parser.parse_args()
     run_dir = pathlib.Path(tempfile.mkdtemp(prefix="pdd-bench-"))
     sets = ["model.dtype=bfloat16", "kv.num_pages=512", "engine.threads=1"]
+    sets += ["fabric.local=auto"] if args.local else []
     p0 = Node("p0", "prefill", args.model, run_dir, sets=sets)
     d0 = Node("d0", "decode", args.model, run_dir, peers=[p0.peer_address], sets=sets)
     b0 = Node("b0", "both", args.model, run_dir, sets=sets)
@@ -78,7 +80,7 @@ def main() -> int:
     finally:
         for node in nodes:
             node.kill()
-    return report("ttft", rows, bounds, args.json)
+    return report("ttft, local" if args.local else "ttft, tcp", rows, bounds, args.json)
 
 
 if __name__ == "__main__":
