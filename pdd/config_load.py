@@ -7,6 +7,7 @@ look at are fine.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import itertools
 import os
@@ -203,13 +204,23 @@ def _validate(winners: Mapping[str, Setting], demo: bool) -> tuple[Config, list[
             index = next((part for part in item["loc"][2:3] if isinstance(part, int)), None)
             problem = Problem.at(origins.get(key, Origin("default")), key, _explain(key, known[key], item), index=index)
             problems.setdefault((key, index), problem)
-        wrong = {key for key, _ in problems}
+        wrong = {key for key, index in problems if index is None}
+        entries = {key: _good_entries(values[key], {index for other, index in problems if other == key})
+                   for key, _ in problems if key not in wrong}
         rest = {key: value for key, value in values.items() if key not in wrong}
+        rest |= {key: [values[key][index] for index in good] for key, good in entries.items()}
         rest.setdefault("node.role", "both")  # stands in for the wrong one, whose rules are skipped below
         usable = Config.model_validate(_nested(rest))
-        more = _cross_checks(usable, origins, demo)
-        return usable, [*problems.values(), *(found for found, keys_ in more if not keys_ & wrong)]
-    return config, [found for found, _ in _cross_checks(config, origins, demo)]
+        more = [rule for rule in _cross_checks(usable, origins, demo, entries) if not rule.keys & wrong]
+        # What a rule says of a list as a whole is not known while entries of it are wrong.
+        told = [rule.problem for rule in more if rule.is_of_entry or not rule.keys & entries.keys()]
+        return usable, [*problems.values(), *told]
+    return config, [rule.problem for rule in _cross_checks(config, origins, demo, {})]
+
+
+def _good_entries(entries: Sequence[Any], wrong: set[int | None]) -> list[int]:
+    """The places in a list of what is right in it."""
+    return [index for index in range(len(entries)) if index not in wrong]
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -262,14 +273,26 @@ def _explain(key: str, field: Any, item: Any) -> str:
 
 
 # -- rules between settings --------------------------------------------------------------------------------------------
-def _cross_checks(config: Config, origins: Mapping[str, Origin], demo: bool) -> list[tuple[Problem, set[str]]]:
-    """Mistakes that are in no single setting, each with the keys it depends on."""
-    found: list[tuple[Problem, set[str]]] = []
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Broken:
+    """A rule that does not hold: `keys` are the settings that it looks at."""
+
+    problem: Problem
+    keys: set[str]
+    is_of_entry: bool  # of a list, and not of the list as a whole
+
+
+def _cross_checks(
+    config: Config, origins: Mapping[str, Origin], demo: bool, entries: Mapping[str, Sequence[int]]
+) -> list[_Broken]:
+    """Mistakes that are in no single setting. `entries`: of a list that lost its wrong entries, where the others stood."""
+    found: list[_Broken] = []
 
     def report(key: str, message: str, *others: str, index: int | None = None) -> None:
         known = (origins[each] for each in (key, *others) if each in origins)
         origin = origins.get(key) or next((each for each in known if each.kind == "file"), Origin("default"))
-        found.append((Problem.at(origin, key, message, index=index), {key, *others}))
+        place = entries[key][index] if index is not None and key in entries else index
+        found.append(_Broken(Problem.at(origin, key, message, index=place), {key, *others}, index is not None))
 
     if not config.model.path and not demo:
         report("model.path", "required; the folder of the model (or start with --demo)")

@@ -298,6 +298,16 @@ def test_each_bad_entry_of_a_list_is_one_line_with_its_number() -> None:
     assert found[0].startswith("environment  PDD_PEERS__STATIC[1]: ")
 
 
+def test_a_bad_entry_hides_no_rule_that_another_entry_breaks() -> None:
+    sets = ("node.role=decode", "peers.static=nowhere,10.0.0.1:7700,[::1],10.0.0.2:7700")
+    found = mistakes(assignments=sets)
+    assert sorted(line.split(": ")[0][-2] for line in found) == ["0", "1", "2", "3"]
+    assert sum("is not loopback" in line for line in found) == 2
+    assert len(mistakes(assignments=("node.role=decode", "peers.static=nowhere"))) == 1  # not that there is no prefiller
+    both = mistakes(assignments=("node.role=both", "peers.static=nowhere,127.0.0.1:1"))
+    assert len(both) == 1  # nor that the list should not be there, until it is known what is in it
+
+
 @pytest.mark.parametrize(("provider", "required", "fits"), [("auto", "efa", True), ("tcp", "tcp", True), ("tcp", "efa", False)])
 def test_a_required_provider_is_one_that_is_asked_for(provider: str, required: str, fits: bool) -> None:
     sets = [f"fabric.provider={provider}", f"fabric.require={required}"]
