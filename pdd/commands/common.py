@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _COLORS = {"red": "31", "green": "32", "yellow": "33", "dim": "2"}
 _STATE_COLORS = {"ready": "green", "up": "green", "draining": "yellow", "suspect": "yellow", "connecting": "yellow",
-                 "down": "red", "incompatible": "red", "not_ready": "red"}
+                 "down": "red", "incompatible": "red", "auth": "red", "not_ready": "red"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     role: str
-    state: str  # connecting, up, suspect, down, draining, incompatible
+    state: str  # connecting, up, suspect, down, draining, incompatible, auth
     epoch: str | None = None
     via: str | None = None  # what carries KV: a fabric provider, or "local": memory that both nodes of one host see
     load: PeerLoad | None = None  # of a prefiller that is linked; decoders say nothing of theirs

@@ -5,7 +5,7 @@ The text is for people; what a program must know of it is its cause.
 
 from __future__ import annotations
 
-from pdd.errors import FabricFailure, PddError, PeerIncompatible, PeerLost, PeerProtocol, PeerUnauthenticated
+from pdd.errors import FabricFailure, PddError, PeerError, PeerIncompatible, PeerLost, PeerProtocol, PeerUnauthenticated
 from pdd.messenger import wire
 
 
@@ -36,7 +36,9 @@ def goodbye(error: PddError) -> wire.Goodbye:
     return wire.Goodbye(reason=str(error)[:4000], cause=cause)
 
 
-def said(message: wire.Goodbye, name: str = "the peer") -> PeerLost:
+def said(message: wire.Goodbye, name: str = "the peer") -> PeerError:
     """The error that ends a link whose peer, `name`, said goodbye."""
-    kinds: dict[wire.Cause, type[PeerLost]] = {wire.Cause.ORDERLY: InOrder, wire.Cause.FABRIC: PeerFabricFailure}
+    kinds: dict[wire.Cause, type[PeerError]] = {
+        wire.Cause.ORDERLY: InOrder, wire.Cause.FABRIC: PeerFabricFailure, wire.Cause.UNAUTHENTICATED: PeerUnauthenticated,
+    }
     return kinds.get(message.cause, PeerLost)(f"{name} said goodbye: {wire.one_line(message.reason)}")

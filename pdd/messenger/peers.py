@@ -17,7 +17,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from pdd.address import Address
-from pdd.errors import FabricFailure, PddError, PeerError, PeerIncompatible, PeerLost
+from pdd.errors import FabricFailure, PddError, PeerError, PeerIncompatible, PeerLost, PeerUnauthenticated
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.goodbye import PeerFabricFailure
 from pdd.messenger.handshake import FieldDiff, Refusal
@@ -65,7 +65,8 @@ class Peer:
         self.epoch: int | None = None  # of the last life that was met
         self.last_error = ""
         self.diff: tuple[FieldDiff, ...] = ()
-        self.incompatible = False
+        self.incompatible = False  # no retry can help
+        self.lacks_token = False  # for that it does not hold this node's token, or this one not its
         self.started_at = clock_now
         self.last_up: PeerLink | None = None  # the newest link that came up
         self.num_failures = 0  # dials in a row that did not come up
@@ -99,7 +100,7 @@ class Peer:
         if self.link is not None and self.link.is_up:
             return "suspect" if self.link.state is LinkState.SUSPECT else "up"
         if self.incompatible:
-            return "incompatible"
+            return "auth" if self.lacks_token else "incompatible"
         return "down" if self.num_failures or self.num_connects else "connecting"
 
 
@@ -272,13 +273,14 @@ class PeerTable:
             raise PeerIncompatible(f"it is the same node as {twin.address}", hint="list each prefiller once")
         peer.num_connects += 1
         peer.last_up = link
-        peer.incompatible, peer.diff, peer.last_error = False, (), ""
+        peer.incompatible, peer.lacks_token, peer.diff, peer.last_error = False, False, (), ""
         what = "restarted and is used again" if restarted else "is up"
         peer.quiet.log(logging.INFO, f"prefiller {link.name} at {peer.address} {what} (epoch {epoch:016x}), {way_text(link)}")
 
     def _note(self, peer: Peer, error: PddError) -> None:
         peer.last_error = str(error)
         peer.incompatible = isinstance(error, PeerError) and not error.retryable
+        peer.lacks_token = isinstance(error, PeerUnauthenticated)
         peer.diff = error.diff if isinstance(error, Refusal) else ()
         peer.quiet.log(level_of_end(error), f"prefiller {peer.address} is {peer.state}: {error}")
 

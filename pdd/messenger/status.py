@@ -14,7 +14,7 @@ class PeerStatus:
 
     name: str  # as the peer calls itself, else its address
     address: str
-    state: str  # connecting, up, suspect, incompatible, down; of a decoder also closing
+    state: str  # connecting, up, suspect, incompatible, auth, down; of a decoder also closing
     age_seconds: float  # of that state
     last_error: str = ""
     epoch: int | None = None

@@ -13,7 +13,8 @@ from pdd.tui.table import Column, Row, select
 STATE_STYLE = {
     **dict.fromkeys(("ready", "up", "running", "active"), "good"),
     **dict.fromkeys(("starting", "loading", "connecting", "draining", "drained", "suspect", "wait_kv", "waiting"), "warn"),
-    **dict.fromkeys(("not_ready", "stopping", "down", "incompatible", "quarantined", "abandoned", "lost", "stale"), "bad"),
+    **dict.fromkeys(("not_ready", "stopping", "down", "incompatible", "auth"), "bad"),
+    **dict.fromkeys(("quarantined", "abandoned", "lost", "stale"), "bad"),
 }
 
 

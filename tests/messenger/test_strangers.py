@@ -125,6 +125,7 @@ async def test_token_that_is_missing_or_wrong_reveals_nothing(
         proxy = await rig.proxy(p.port)
         d = await rig.decoder([proxy.port], token=ours)
         await until(lambda: "token" in d.decoder.peers.peers[0].last_error)
+        assert d.decoder.peers.peers[0].state == "auth"
         await until(lambda: any("token" in record.message for record in caplog.records if "listener" in record.name))
         assert {type(m).__name__ for _, m in proxy.seen} <= {"Greeting", "Proof", "Goodbye"}
         assert not d.fabric.endpoints
