@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from pdd.commands.common import Globals, duration, print_error
-from pdd.errors import EXIT_OK, PddError, UsageError
+from pdd.errors import EXIT_OK, PddError, UsageError, no_space
 
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141  # as if SIGPIPE had ended it, which it must not: a daemon that leaves is a closed pipe too
@@ -127,7 +127,7 @@ def run(words: list[str]) -> int:
     except Exception as error:
         if type(error).__name__ == "Abort":  # Typer's word for an interrupt
             return EXIT_INTERRUPTED
-        return _report(_usage_error(error) or _bug(error), words)
+        return _report(_usage_error(error) or _no_space(error) or _bug(error), words)
 
 
 def _report(error: PddError, words: list[str]) -> int:
@@ -164,6 +164,16 @@ def _usage_error(error: Any) -> UsageError | None:
         message = "a command is missing"
     message = message.rstrip(".")
     return UsageError(message[0].lower() + message[1:], hint=f"See `{path} --help`.")
+
+
+def _no_space(error: Exception) -> PddError | None:
+    found = no_space(error)
+    if found is not None and sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError:  # it was stdout that is full
+            _forget(sys.stdout)
+    return found
 
 
 def _bug(error: Exception) -> PddError:

@@ -6,6 +6,8 @@ and whether the caller may try again. Expected shortage is a value (`None`, an e
 
 from __future__ import annotations
 
+import errno
+
 EXIT_OK = 0
 EXIT_BUG = 1
 EXIT_USAGE = 2
@@ -73,6 +75,21 @@ class LimitError(PddError):
     """A limit or a permission of this process is too small."""
 
     id, exit_code = "E770", EXIT_LIMITS
+
+
+class NoSpace(LimitError):
+    """A file system is full, or the user's share of it."""
+
+    id = "E771"
+
+
+def no_space(error: BaseException) -> NoSpace | None:
+    """What to say of an error of the system that only says that there is no room; None for any other error."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    what = "the disk quota of this user is used up" if error.errno == errno.EDQUOT else "no space is left on the file system"
+    where = f" of {error.filename}" if error.filename else ""
+    return NoSpace(f"{what}{where}", hint="`df -h`, `df -i` and `quota` say which is full; make room and try again.")
 
 
 class AddressInUse(PddError):

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pdd.api import ids
 from pdd.api.connection import ClientGone, drop
 from pdd.api.error_response import error_response
-from pdd.errors import PddError, Unauthorized
+from pdd.errors import PddError, Unauthorized, no_space
 
 _OPEN = ("/health", "/health/")  # probes carry no key
 _log = logging.getLogger("pdd.api")
@@ -48,9 +48,12 @@ class Edge:
         except Exception as error:
             if answer.begun:  # nothing true can be added; an incomplete answer is what the client must see
                 raise
-            if not isinstance(error, PddError):
+            full = no_space(error)
+            if full is not None:
+                _log.error("request %s failed: %s [%s]", names, full, full.id)
+            elif not isinstance(error, PddError):
                 _log.exception("request %s failed", names)
-            await error_response(error)(scope, receive, answer)
+            await error_response(full or error)(scope, receive, answer)
 
     def _check_key(self, path: str, headers: Headers) -> None:
         if not self._digests or path == _OPEN[0] or path.startswith(_OPEN[1]):

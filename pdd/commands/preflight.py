@@ -1,16 +1,18 @@
 """What the settings name on this machine, looked at before anything starts: model folder, credential files, libfabric,
-group. `serve` refuses what is wrong, `config check` prints it.
+NICs, group. `serve` refuses what is wrong, `config check` prints it.
 
-Reads names, headers and modes, opens no device and binds nothing. A setting that is itself wrong is not looked at: it
+Reads names, headers and modes, opens no device and listens nowhere. A setting that is itself wrong is not looked at: it
 comes here with its default.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import grp
 import importlib
 import os
+import socket
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +24,8 @@ from pdd.config_sources import Origin, Problem
 from pdd.errors import ConfigError, ModelError
 from pdd.model.folder import check_context, check_folder
 
-_Report = Callable[..., None]  # (key, message, hint="", warning=False, id="E780")
+_Report = Callable[..., None]  # (key, message, hint="", warning=False, id="E780", index=None)
+_NAMES_OF_NICS = ("/sys/class/infiniband", "/sys/class/net")
 
 
 def problems(config: Config, origins: Origins, *, demo: bool = False, starting: bool = False) -> list[Problem]:
@@ -34,8 +37,9 @@ def problems(config: Config, origins: Origins, *, demo: bool = False, starting: 
     """
     found: list[Problem] = []
 
-    def report(key: str, message: str, hint: str = "", warning: bool = False, id: str = ConfigError.id) -> None:
-        problem = Problem.at(origins.get(key, Origin("default")), key, message)
+    def report(key: str, message: str, hint: str = "", warning: bool = False, id: str = ConfigError.id,
+               index: int | None = None) -> None:
+        problem = Problem.at(origins.get(key, Origin("default")), key, message, index=index)
         level: Literal["error", "warning"] = "warning" if warning else "error"
         found.append(dataclasses.replace(problem, hint=hint, level=level, id=id))
 
@@ -46,6 +50,8 @@ def problems(config: Config, origins: Origins, *, demo: bool = False, starting: 
         _look_at_credential(key, name, starting, report)
     if config.fabric.library:
         _look_at_library(config.fabric.library, report)
+    for index, place in enumerate(config.fabric.bind):
+        _look_at_nic(place, index, report)
     if config.control.group:
         try:
             grp.getgrnam(config.control.group)
@@ -111,3 +117,21 @@ def _look_at_library(path: str, report: _Report) -> None:
         native.library(path)
     except native.FabricError as error:
         report("fabric.library", " ".join(str(error).split()))
+
+
+def _look_at_nic(place: str, index: int, report: _Report) -> None:
+    """An address that this machine has, or a NIC as libfabric may call it: its name, alone or with an ending."""
+    try:
+        host = socket.getaddrinfo(place, None, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        names = [name for folder in _NAMES_OF_NICS if Path(folder).is_dir() for name in os.listdir(folder)]
+        if not any(place == name or place.startswith(f"{name}-") for name in names):
+            report("fabric.bind", f"this machine has no NIC {place}", "`pdd topology` shows the NICs.", index=index)
+        return
+    family, kind, _, _, address = host[0]
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)  # of any port, for a moment, and without listening
+    except OSError as error:
+        why = "is no address of this machine" if error.errno == errno.EADDRNOTAVAIL else f"cannot be used: {error.strerror}"
+        report("fabric.bind", f"{place} {why}", "`ip address` lists its addresses.", index=index)

@@ -12,7 +12,7 @@ from pdd.commands import preflight
 from pdd.commands.common import Globals, print_json, require_native
 from pdd.commands.configure import toml_text
 from pdd.config import Config, all_fields, values
-from pdd.errors import EXIT_BUG, HOW_TO_INSTALL, NotInstalled, PddError
+from pdd.errors import EXIT_BUG, HOW_TO_INSTALL, NotInstalled, PddError, no_space
 from pdd.version import VERSION
 
 _FLAG_KEYS = {
@@ -54,7 +54,9 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
         return int(run(config, origins, demo=demo))
     except PddError:
         raise
-    except Exception:
+    except Exception as error:
+        if (full := no_space(error)) is not None:
+            raise full from error
         logging.getLogger("pdd").exception("the daemon ended by a bug [E001]")
         return EXIT_BUG
 

@@ -25,7 +25,7 @@ from pdd import metrics, units
 from pdd.control import events
 from pdd.control.schema import API_VERSION, OneRequest, Problem, Version
 from pdd.control.source import StatusSource
-from pdd.errors import BodyTooLarge, InvalidRequest, Overloaded, PddError
+from pdd.errors import BodyTooLarge, InvalidRequest, Overloaded, PddError, no_space
 
 _log = logging.getLogger(__name__)
 
@@ -237,6 +237,8 @@ async def _pdd_error(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _bug(request: HttpRequest, error: Exception) -> Response:
+    if (full := no_space(error)) is not None:
+        return await _pdd_error(request, full)
     return _problem(500, "E001", f"{type(error).__name__}: {error}", hint="The daemon's log has the trace.")
 
 

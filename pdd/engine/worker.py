@@ -31,7 +31,7 @@ from pdd.engine.rank_protocol import (
     Shutdown,
     StepDone,
 )
-from pdd.errors import EXIT_ENGINE_DIED, EXIT_OK, EngineError, ModelError, PddError
+from pdd.errors import EXIT_ENGINE_DIED, EXIT_OK, EngineError, ModelError, PddError, no_space
 
 _PR_SET_PDEATHSIG = 1
 
@@ -54,6 +54,9 @@ def main(argv: list[str] | None = None) -> int:
         _report(channel, RankFailed(error.id, error.message, error.hint))
         return error.exit_code
     except Exception as error:  # the process border: whatever it is, the daemon must hear of it
+        if (full := no_space(error)) is not None:
+            _report(channel, RankFailed(full.id, full.message, full.hint))
+            return full.exit_code
         traceback.print_exc()
         _report(channel, RankFailed(EngineError.id, f"rank failed: {type(error).__name__}: {error}",
                                     "The rank's traceback is in the daemon's log."))

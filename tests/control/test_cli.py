@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -313,6 +314,30 @@ def test_a_bug_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "no space is left"), (errno.EDQUOT, "quota of this user")])
+def test_a_full_disk_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, words: str
+) -> None:
+    def fail(*args: Any) -> None:
+        raise OSError(number, os.strerror(number), "/var/lib/x")
+
+    monkeypatch.setattr("pdd.commands.look.topology", fail)
+    assert cli.run(["topology"]) == 77
+    error = capsys.readouterr().err
+    assert words in error
+    assert "/var/lib/x" in error
+    assert "[E771]" in error
+
+
+def test_a_full_disk_under_stdout_is_told(daemon: Daemon) -> None:
+    command = [sys.executable, "-m", "pdd.cli", "--run-dir", str(daemon.run_dir), "status"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.returncode == 77
+    assert result.stderr.startswith("pdd: no space is left on the file system [E771].")
+    assert len(result.stderr.splitlines()) == 1
+
+
 # -- without a daemon --------------------------------------------------------------------------------------------------
 def test_version(pdd: Pdd, daemon: Daemon) -> None:
     assert clean(pdd("-V"), 0).stdout == f"pdd {VERSION}\n"
@@ -434,6 +459,16 @@ group = "no-such-group"
     assert clean(pdd("config", "check", str(file), *sets), 0).stdout == "no problems\n"
     assert "model.max_context: max_context 4097 is more than the 4096" in clean(
         pdd("config", "check", str(file), *sets, "--set", "model.max_context=4097"), 78).stdout
+
+
+@pytest.mark.parametrize(("places", "wrong"), [
+    ("127.0.0.1,lo,::1", {}),
+    ("192.0.2.7,127.0.0.1,nonet9", {0: "192.0.2.7 is no address of this machine", 2: "this machine has no NIC nonet9"}),
+])
+def test_config_check_tries_where_the_fabric_is_bound(pdd: Pdd, tiny_model: Path, places: str, wrong: dict[int, str]) -> None:
+    words = ("--set", "node.role=both", "--set", f"model.path={tiny_model}", "--set", f"fabric.bind={places}")
+    rows = json.loads(clean(pdd("--json", "config", "check", *words), 78 if wrong else 0).stdout)["problems"]
+    assert {int(row["key"][-2]): row["message"] for row in rows} == wrong
 
 
 def test_config_check_says_what_is_missing_beside_wrong_settings(pdd: Pdd, tmp_path: Path) -> None:
