@@ -57,6 +57,7 @@ class Attempt:
     key: int | None = None
     expected_units: int = 0
     expected_bytes: int = 0  # that those stand for
+    source_sets: tuple[int, ...] = ()  # copies of the prefiller's KV that feed this node's replica sets
     asked: float | None = None  # when the request was sent
     abandoned: bool = False  # nobody wants the result any more: no retry, no error
     failure: Exception | None = None  # why it is given up; decides what the request is told or how it is retried
@@ -112,7 +113,7 @@ class Attempt:
         return wire.PrefillRequest(
             attempt=self.id, key=self.key, epoch=epoch, tokens=wire.pack_u32(reserved.tokens),
             pages=wire.pack_u32(reserved.pages), skip_tokens=reserved.skip_tokens,
-            request_id=reserved.request_id[:256],
+            request_id=reserved.request_id[:256], source_sets=self.source_sets,
         )
 
     def status(self, now: float, arrived_units: int) -> AttemptStatus:

@@ -59,7 +59,8 @@ class Decoder:
         settings: DecoderSettings, *, connect: Connect = open_tcp, backoff: Backoff = Backoff(),  # noqa: B008
         rng: random.Random | None = None, report: Callable[[AttemptDone], None] = lambda done: None,
     ) -> None:
-        self.peers = PeerTable(addresses, context, self, connect=connect, backoff=backoff, rng=rng)
+        self._rng = rng or random.Random()
+        self.peers = PeerTable(addresses, context, self, connect=connect, backoff=backoff, rng=self._rng)
         self.counters = DecoderCounters()
         self._context = context
         self._fabric = context.fabric
@@ -159,9 +160,10 @@ class Decoder:
         if not attempt.fits_a_frame:
             self._give_up(attempt, PromptTooLong(f"{attempt.num_tokens} tokens do not fit a request to a prefiller"))
             return
-        shape = link.peer.geometry, self._context.node.geometry, attempt.num_tokens, attempt.reserved.skip_tokens
-        attempt.expected_units = self._planner.expected_units(*shape)
-        attempt.expected_bytes = self._planner.expected_bytes(*shape)
+        ends, lengths = (link.peer.geometry, self._context.node.geometry), (attempt.num_tokens, attempt.reserved.skip_tokens)
+        attempt.expected_units = self._planner.expected_units(*ends, *lengths)
+        attempt.expected_bytes = self._planner.expected_bytes(*ends, *lengths)
+        attempt.source_sets = self._planner.choose_source_sets(*ends, self._rng)
         assert link.endpoint is not None
         try:
             key = self._fabric.imm_allocate(link.endpoint)

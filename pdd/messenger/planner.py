@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,13 +60,18 @@ class ShardPlanner:
     ) -> int:
         return sharding.node_bytes(shard_spec(source), shard_spec(destination), num_tokens, skip_tokens)
 
+    def choose_source_sets(
+        self, source: wire.Geometry, destination: wire.Geometry, rng: random.Random
+    ) -> tuple[int, ...]:
+        return sharding.choose_source_sets(shard_spec(source), shard_spec(destination), rng)
+
     def plan(
         self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],
-        destination_pages: Sequence[int], num_tokens: int, skip_tokens: int,
+        destination_pages: Sequence[int], num_tokens: int, skip_tokens: int, source_sets: Sequence[int] = (),
     ) -> Sequence[ShardPush]:
         writes = sharding.plan_node_writes(
             shard_spec(source), shard_spec(destination), num_tokens=num_tokens, skip_tokens=skip_tokens,
-            src_pages=source_pages, dst_pages=destination_pages,
+            src_pages=source_pages, dst_pages=destination_pages, source_sets=source_sets,
         )
         return tuple(map(self._push, writes))
 

@@ -6,6 +6,7 @@ their own. Events are those of `pdd.fabric.types`.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ class FabricPort(Protocol):
 
 
 class PushPlan(Protocol):
-    """The writes of one layer from one source rank, in token order; made once per request."""
+    """The writes of one layer from one source rank to one of the destination, in token order; made once per request."""
 
     @property
     def native(self) -> Any:
@@ -57,6 +58,11 @@ class Planner(Protocol):
     ) -> int:
         """Bytes that those units stand for."""
 
+    def choose_source_sets(
+        self, source: wire.Geometry, destination: wire.Geometry, rng: random.Random
+    ) -> tuple[int, ...]:
+        """Which copy of the source's KV is to feed each replica set of the destination; empty when there is one."""
+
     def plan(
         self,
         source: wire.Geometry,
@@ -65,4 +71,5 @@ class Planner(Protocol):
         destination_pages: Sequence[int],
         num_tokens: int,
         skip_tokens: int,
+        source_sets: Sequence[int] = (),
     ) -> Sequence[PushPlan]: ...

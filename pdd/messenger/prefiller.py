@@ -188,7 +188,8 @@ class Prefiller:
         def make_plans(source_pages: tuple[int, ...]) -> list[PushPlan]:
             num_tokens = len(checked.tokens)
             return list(
-                self._planner.plan(ours, theirs, source_pages, checked.pages, num_tokens, request.skip_tokens)
+                self._planner.plan(ours, theirs, source_pages, checked.pages, num_tokens, request.skip_tokens,
+                                   request.source_sets)
             )
 
         assert link.endpoint is not None

@@ -1,6 +1,6 @@
 """Loop, scheduler, planner and executor over real rank processes with a small model; only the fabric is a memory copy.
 
-A prefiller and a decoder stand side by side. The copy follows `plan_writes` byte for byte, so the same greedy tokens on
+A prefiller and a decoder stand side by side. The copy follows `plan_node_writes` byte for byte, so the same greedy tokens on
 both ways prove scheduler, page tables, planner and rank together.
 """
 
@@ -34,7 +34,7 @@ from pdd.engine.request import (
 )
 from pdd.engine.scheduler import Scheduler
 from pdd.kv.pool import PagePool
-from pdd.kv.sharding import ShardSpec, expected_units, plan_writes
+from pdd.kv.sharding import ShardSpec, node_units, plan_node_writes
 
 pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("pdd.fabric._native", reason="the native core, whose counter a rank needs, is not built")
@@ -122,8 +122,7 @@ class CopySink:
     def close(self, *, completed: bool) -> None:
         assert completed
         src, dst, event = self.source.spec, self.target.spec, self.event
-        plan = plan_writes(src, dst, src_rank=0, dst_rank=0, num_tokens=len(event.tokens), src_pages=self.pages,
-                           dst_pages=event.pages)
+        (plan,) = plan_node_writes(src, dst, num_tokens=len(event.tokens), src_pages=self.pages, dst_pages=event.pages)
         units = 0
         for begin, end in (plan.entries(*chunk) for chunk in self.chunks):
             for layer in range(plan.num_layers):
@@ -133,7 +132,7 @@ class CopySink:
                     n = int(plan.nbytes[i])
                     self.target.memory[b : b + n] = self.source.memory[a : a + n]
                     units += int(plan.units[i])
-        assert units == expected_units(src, dst, 0, len(event.tokens))
+        assert units == node_units(src, dst, len(event.tokens))
         self.source.loop.prefill_settled(f"push{event.attempt}")
         self.target.loop.kv_settled(event.attempt, KvOutcome.WHOLE)
 

@@ -67,9 +67,14 @@ class FakePlanner:
     ) -> int:
         return UNIT_BYTES * self.expected_units(source, destination, num_tokens, skip_tokens)
 
+    def choose_source_sets(
+        self, source: wire.Geometry, destination: wire.Geometry, rng: random.Random
+    ) -> tuple[int, ...]:
+        return ()
+
     def plan(
         self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],
-        destination_pages: Sequence[int], num_tokens: int, skip_tokens: int,
+        destination_pages: Sequence[int], num_tokens: int, skip_tokens: int, source_sets: Sequence[int] = (),
     ) -> list[FakePush]:
         first = skip_tokens // source.page_size
         plan = FakePlan(tuple(source_pages[first:]), tuple(destination_pages[first:]), source.num_layers)

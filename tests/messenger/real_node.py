@@ -1,12 +1,15 @@
 """A messenger node over the real fabric, with memory of its own and an engine that writes a pattern for KV.
 
-`python -m tests.messenger.real_node NAME PORT LAYER_SECONDS VIA` is a prefiller process; it prints one line when it
-listens. Its engine runs on a thread, as the real one does. VIA "local" allows KV to go through memory, "tcp" does not.
+`python -m tests.messenger.real_node NAME PORT LAYER_SECONDS VIA [CHANGES [FAULT]]` is a prefiller process; it prints one
+line when it listens. Its engine runs on a thread, as the real one does. VIA "local" allows KV to go through memory,
+"tcp" does not. CHANGES (JSON) are those of its geometry: every rank has a region. FAULT as in "error:7" fails one write.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import os
 import queue
 import random
@@ -44,41 +47,59 @@ GEOMETRY = wire.Geometry(
     vocab_size=1000,
 )
 SETTINGS = LinkSettings(heartbeat=0.1, suspect_after=0.4, dead_after=2.0, connect_timeout=5.0)
-LAYOUT = shard_spec(GEOMETRY).layout
+GRAIN = 16  # tokens; every page is a whole number of them
 
 
-def pattern(tokens: Sequence[int], page: int, layer: int) -> npt.NDArray[np.uint8]:
-    """What a page must hold: depends on every token up to its end, on the page and on the layer."""
-    seen = np.asarray(tokens[: (page + 1) * GEOMETRY.page_size], dtype="<u4").tobytes()
-    seed = zlib.crc32(seen, page * 1000 + layer)
-    return np.random.default_rng(seed).integers(0, 256, LAYOUT.page_bytes, dtype=np.uint8)
+def reshaped(**changes: Any) -> wire.Geometry:
+    """GEOMETRY with some fields changed."""
+    return wire.Geometry(**{**{name: getattr(GEOMETRY, name) for name in GEOMETRY.__struct_fields__}, **changes})
+
+
+def pattern(geometry: wire.Geometry, tokens: Sequence[int], grain: int, layer: int) -> npt.NDArray[np.uint8]:
+    """KV of GRAIN tokens, `[head, tile, token, byte]`: depends on every token up to their end, on place and layer."""
+    seen = np.asarray(tokens[: (grain + 1) * GRAIN], dtype="<u4").tobytes()
+    seed = zlib.crc32(seen, grain * 1000 + layer)
+    shape = geometry.num_kv_heads, geometry.tiles, GRAIN, shard_spec(geometry).layout.token_bytes
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 class Memory:
-    """A rank's KV region, and the fabric that it is registered with."""
+    """The KV region of every rank, and the fabric that they are registered with."""
 
-    def __init__(self, via: str) -> None:
+    def __init__(self, via: str, geometry: wire.Geometry) -> None:
         self.via = via
-        fd = make_memory("kv", LAYOUT.region_bytes)
-        self._mapping = native.MappedMemory(fd, LAYOUT.region_bytes)
-        self.bytes = self._mapping.view()
+        self.geometry = geometry
         self.fabric = Fabric(bind=["127.0.0.1"], local=via == "local")
-        self.region = self.fabric.register(self._mapping.address, self._mapping.nbytes, fd)
-        os.close(fd)
+        self._spec = shard_spec(geometry)
+        layout = self._spec.layout
+        self._mappings, self._views, regions = [], [], []
+        for _ in range(geometry.tp):
+            fd = make_memory("kv", layout.region_bytes)
+            mapping = native.MappedMemory(fd, layout.region_bytes)
+            self._mappings.append(mapping)
+            self._views.append(mapping.view().reshape(*layout.shape[:-1], layout.token_bytes))
+            regions.append(self.fabric.register(mapping.address, mapping.nbytes, fd))
+            os.close(fd)
+        self.regions = tuple(regions)
 
-    def page(self, layer: int, page: int) -> npt.NDArray[np.uint8]:
-        begin = layer * LAYOUT.layer_bytes + page * LAYOUT.page_bytes
-        return self.bytes[begin : begin + LAYOUT.page_bytes]
+    def grains(self, layer: int, pages: Sequence[int], grain: int) -> list[tuple[npt.NDArray[np.uint8], range]]:
+        """Where each rank keeps GRAIN tokens of a prompt in `pages`, and the heads that it keeps of them."""
+        page, slot = divmod(grain * GRAIN, self.geometry.page_size)
+        return [
+            (view[layer, pages[page], :, :, slot : slot + GRAIN], self._spec.heads(rank))
+            for rank, view in enumerate(self._views)
+        ]
 
     def __setitem__(self, place: tuple[int, int], _: None) -> None:
         """What FakeDecodeEngine does to a page that it hands out: nothing of its last owner is left."""
-        self.page(*place)[:] = 0xEE
+        for view in self._views:
+            view[place] = 0xEE
 
     def context(self, name: str, role: str) -> LinkContext:
         epoch = random.SystemRandom().getrandbits(64)
         provider = self.fabric.read_caps().provider
         node = LocalNode(
-            name, role, epoch, "0.1.0", provider, GEOMETRY, regions=(self.region,), max_tokens=1500,
+            name, role, epoch, "0.1.0", provider, self.geometry, regions=self.regions, max_tokens=1500,
             host="this-boot" if self.via == "local" else "",
         )
         events = FabricEvents(self.fabric)
@@ -94,27 +115,31 @@ class DecodeEngine(FakeDecodeEngine):
         network = types.SimpleNamespace(violations=self.violations, can_land=lambda *_: "")
         fabric: Any = types.SimpleNamespace(memory=memory, network=network)
         super().__init__(
-            fabric, emit, num_pages=GEOMETRY.num_pages, page_size=GEOMETRY.page_size, num_layers=GEOMETRY.num_layers
+            fabric, emit, num_pages=memory.geometry.num_pages, page_size=memory.geometry.page_size,
+            num_layers=memory.geometry.num_layers,
         )
         self._memory = memory
 
     def _verify(self, reservation: Reservation) -> None:
         tokens = reservation.request.tokens
-        for index, page in enumerate(reservation.pages):
-            for layer in range(self.num_layers):
-                if not np.array_equal(self._memory.page(layer, page), pattern(tokens, index, layer)):
-                    self.violations.append(f"{reservation.request.request_id}: layer {layer} of page {page} is wrong")
+        for grain, layer in itertools.product(range(-(-len(tokens) // GRAIN)), range(self.num_layers)):
+            whole = pattern(self._memory.geometry, tokens, grain, layer)
+            for rank, (held, heads) in enumerate(self._memory.grains(layer, reservation.pages, grain)):
+                if not np.array_equal(held, whole[heads.start : heads.stop]):
+                    self.violations.append(
+                        f"{reservation.request.request_id}: layer {layer} of tokens {grain * GRAIN}+ is wrong in rank {rank}"
+                    )
                     return
 
 
 class RealDecoder:
     """A decoder of this process."""
 
-    def __init__(self, ports: Sequence[int], via: str) -> None:
-        self.memory = Memory(via)
+    def __init__(self, ports: Sequence[int], via: str, geometry: wire.Geometry = GEOMETRY) -> None:
+        self.memory = Memory(via, geometry)
         self.context = self.memory.context("d", "decode")
         self.engine = DecodeEngine(self.memory, lambda event: self.decoder.engine_event(event))
-        planner = ShardPlanner([self.memory.region], native.WritePlan)
+        planner = ShardPlanner(self.memory.regions, native.WritePlan)
         self.decoder = Decoder(
             self.context, [Address("127.0.0.1", port) for port in ports], self.engine, planner, DecoderSettings(),
             backoff=Backoff(first=0.02, most=0.2),
@@ -138,7 +163,8 @@ class ThreadedEngine:
         self._layer_seconds = layer_seconds
         self._commands: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._queue: list[PrefillSpec] = []
-        self._free = list(range(GEOMETRY.num_pages))
+        self._free = list(range(memory.geometry.num_pages))
+        self._page_size, self._num_layers = memory.geometry.page_size, memory.geometry.num_layers
         self._held: dict[str, tuple[int, ...]] = {}
         self._aborted: set[str] = set()
         self._step = 0
@@ -165,7 +191,7 @@ class ThreadedEngine:
 
     def _run(self) -> None:
         while True:
-            while not self._queue or -(-len(self._queue[0].prompt) // GEOMETRY.page_size) > len(self._free):
+            while not self._queue or -(-len(self._queue[0].prompt) // self._page_size) > len(self._free):
                 self._do(*self._commands.get())
             self._prefill(self._queue.pop(0))
 
@@ -175,7 +201,7 @@ class ThreadedEngine:
         elif what == "settled":
             pages = self._held.pop(argument)
             for page in pages:
-                for layer in range(GEOMETRY.num_layers):
+                for layer in range(self._num_layers):
                     self._memory[layer, page] = None  # a write that still reads it is found out
             self._free += pages
         else:
@@ -187,7 +213,7 @@ class ThreadedEngine:
                 self._emit(Finished(argument, FinishReason.ABORT))
 
     def _prefill(self, spec: PrefillSpec) -> None:
-        num_pages = -(-len(spec.prompt) // GEOMETRY.page_size)
+        num_pages = -(-len(spec.prompt) // self._page_size)
         pages, self._free = tuple(self._free[:num_pages]), self._free[num_pages:]
         self._held[spec.request_id] = pages
         spec.sink.open(pages)
@@ -200,20 +226,25 @@ class ThreadedEngine:
                 return
             end = min(begin + self.CHUNK, len(spec.prompt))
             spec.sink.arm(self._step, begin, end)
-            for layer in range(GEOMETRY.num_layers):
+            for layer in range(self._num_layers):
                 time.sleep(self._layer_seconds)
-                for index in range(begin // GEOMETRY.page_size, -(-end // GEOMETRY.page_size)):
-                    self._memory.page(layer, pages[index])[:] = pattern(spec.prompt[:end], index, layer)
+                for grain in range(begin // GRAIN, -(-end // GRAIN)):
+                    whole = pattern(self._memory.geometry, spec.prompt[:end], grain, layer)
+                    for held, heads in self._memory.grains(layer, pages, grain):
+                        held[:] = whole[heads.start : heads.stop]
                 self.counter.bump()
             self._step += 1
         spec.sink.close(completed=True)
         self._emit(Finished(spec.request_id, FinishReason.STOP))
 
 
-async def serve(name: str, port: int, layer_seconds: float, via: str) -> None:
+async def serve(name: str, port: int, layer_seconds: float, via: str, changes: str = "{}", fault: str = "") -> None:
     """A prefiller until the process is killed."""
     loop = asyncio.get_running_loop()
-    memory = Memory(via)
+    memory = Memory(via, reshaped(**json.loads(changes)))
+    if fault:
+        kind, _, after = fault.partition(":")
+        memory.fabric.inject_fault(kind, int(after))
     context = memory.context(name, "prefill")
 
     def emit(event: EngineEvent) -> None:
@@ -224,7 +255,7 @@ async def serve(name: str, port: int, layer_seconds: float, via: str) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", port))
     prefiller = Prefiller(
-        context, sock, engine, ShardPlanner([memory.region], native.WritePlan),
+        context, sock, engine, ShardPlanner(memory.regions, native.WritePlan),
         watch=memory.fabric.watch(engine.counter), post=loop.call_soon_threadsafe, load=engine.load,
     )
     await prefiller.start()
@@ -233,4 +264,4 @@ async def serve(name: str, port: int, layer_seconds: float, via: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]))
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]))

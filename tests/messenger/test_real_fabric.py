@@ -4,11 +4,13 @@ the bytes, and a kill."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,7 @@ try:
 except native.FabricError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-from tests.messenger.real_node import GEOMETRY, RealDecoder  # noqa: E402
+from tests.messenger.real_node import GEOMETRY, RealDecoder, reshaped  # noqa: E402
 
 
 class Process:
@@ -34,9 +36,12 @@ class Process:
         self.port = port
 
     @staticmethod
-    async def start(name: str, via: str, port: int = 0, layer_seconds: float = 0.0) -> Process:
+    async def start(
+        name: str, via: str, port: int = 0, layer_seconds: float = 0.0, fault: str = "", **changes: Any
+    ) -> Process:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.messenger.real_node", name, str(port), str(layer_seconds), via,
+            json.dumps(changes), fault,
             stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             preexec_fn=die_with_parent,
         )
@@ -62,8 +67,8 @@ def via(request: pytest.FixtureRequest) -> str:
 
 
 @asynccontextmanager
-async def decoding(via: str, *processes: Process) -> AsyncIterator[RealDecoder]:
-    d = RealDecoder([process.port for process in processes], via)
+async def decoding(via: str, *processes: Process, **changes: Any) -> AsyncIterator[RealDecoder]:
+    d = RealDecoder([process.port for process in processes], via, reshaped(**changes))
     await d.decoder.start()
     try:
         await until(lambda: len(d.decoder.peers.usable_links()) == len(processes), 10.0)
@@ -132,3 +137,65 @@ async def test_cancel_gives_the_pages_back(after: float, via: str) -> None:
         await until(lambda: len(d.engine.free) == GEOMETRY.num_pages, 10.0)
         assert d.decoder.counters.fences == 0
         assert await finish(d.engine.generate("next", prompt(9, 300))) == ["whole"]
+
+
+# -- ranks of unequal shards ------------------------------------------------------------------------------------------
+MLA = {"num_kv_heads": 1, "tiles": 1, "head_dim": 48}
+SHAPES = {  # of the prefiller, of the decoder
+    "2-1": ({"tp": 2}, {"tp": 1, "page_size": 32}),  # pages are put together of tiles of both ranks
+    "1-2": ({"tp": 1, "page_size": 32}, {"tp": 2}),
+    "2-2": ({"tp": 2, "page_size": 32}, {"tp": 2}),
+    "2-4": ({"tp": 2}, {"tp": 4, "page_size": 64}),  # two copies of each head
+    "mla 4-1": ({**MLA, "tp": 4}, {**MLA, "tp": 1, "page_size": 32}),  # spread over four copies
+    "mla 2-4": ({**MLA, "tp": 2, "page_size": 64}, {**MLA, "tp": 4}),
+}
+
+
+@pytest.mark.parametrize("shape", [pytest.param(shape, marks=[] if shape in ("2-1", "mla 2-4") else pytest.mark.slow)
+                                   for shape in SHAPES])
+async def test_every_rank_gets_its_shard(shape: str, via: str) -> None:
+    source, destination = SHAPES[shape]
+    p = await Process.start("p", via, **source)
+    async with decoding(via, p, **destination) as d:
+        lengths = (1, 15, 16, 17, 31, 33, 48, 65, 97, 500)
+        requests = [d.engine.generate(f"r{n}", prompt(n, n)) for n in lengths]
+        assert await finish(*requests) == ["whole"] * len(lengths)
+        assert d.decoder.counters.released == 0
+        assert d.memory.fabric.stats()["stale_units"] == 0
+
+
+async def test_a_write_that_fails_costs_the_attempt_and_no_page(via: str) -> None:
+    """One of the writes of one of the source ranks: the sums of both ends agree all the same, and the next try is whole."""
+    source, destination = SHAPES["2-1"]
+    p = await Process.start("p", via, fault="error:30", **source)
+    async with decoding(via, p, **destination) as d:
+        requests = [d.engine.generate(f"r{n}", prompt(n, 300)) for n in range(3)]
+        assert await finish(*requests) == ["whole"] * 3
+        assert (d.decoder.counters.retries, d.decoder.counters.released) == (1, 1)
+        assert d.decoder.counters.fences == 0
+        assert len(d.engine.free) == GEOMETRY.num_pages
+
+
+@pytest.mark.parametrize("after", [0.02, 0.1])
+async def test_cancel_of_ranks_gives_the_pages_back(after: float, via: str) -> None:
+    source, destination = SHAPES["1-2"]
+    p = await Process.start("p", via, layer_seconds=0.005, **source)
+    async with decoding(via, p, **destination) as d:
+        requests = [d.engine.generate(f"r{n}", prompt(n, 500)) for n in range(2)]
+        await asyncio.sleep(after)
+        for request in requests:
+            d.engine.abort(request.request_id)
+        await until(lambda: len(d.engine.free) == GEOMETRY.num_pages, 10.0)
+        assert d.decoder.counters.fences == 0
+        assert await finish(d.engine.generate("next", prompt(9, 300))) == ["whole"]
+
+
+async def test_killed_prefiller_of_ranks_is_fenced(via: str) -> None:
+    source, destination = SHAPES["2-1"]
+    slow, good = await Process.start("slow", via, layer_seconds=0.02, **source), await Process.start("good", via, **source)
+    async with decoding(via, slow, good, **destination) as d:
+        requests = [d.engine.generate(f"r{n}", prompt(n, 400)) for n in range(4)]
+        await until(lambda: any(a.arrived_units and a.peer == "slow" for a in d.decoder.attempts()))
+        slow.signal(signal.SIGKILL)
+        assert await finish(*requests) == ["whole"] * 4
+        await until(lambda: d.engine.quarantined == 0)

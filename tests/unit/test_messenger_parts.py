@@ -68,7 +68,7 @@ MESSAGES: list[wire.Message] = [
     wire.Greeting(protocol=1, nonce=b"n" * 32, authenticated=True),
     wire.Proof(mac=b"m" * 32),
     wire.Hello("n", "prefill", 2**64 - 1, "tcp", wire.Geometry("m", "float32", 1, 1, 8, 4, 1, 9, 10), b"d", "0.1.0"),
-    wire.PrefillRequest(3, 2**24 - 1, 2**64 - 1, wire.pack_u32([1, 2**32 - 1]), wire.pack_u32([0]), 0, "r"),
+    wire.PrefillRequest(3, 2**24 - 1, 2**64 - 1, wire.pack_u32([1, 2**32 - 1]), wire.pack_u32([0]), 0, "r", (3, 1)),
     wire.PrefillEnded(3, wire.EndReason.FAILED, "why", 1, 2, 3, False),
     wire.Cancel(3),
     wire.Heartbeat(1, wire.Load(1, 2, 3, 4), True, ((1, 2), (3, 4)), 5, 6),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -26,19 +27,22 @@ def geometry(**changes: Any) -> wire.Geometry:
 @given(
     tp=st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8])),
     page_size=st.tuples(st.sampled_from([8, 16, 32]), st.sampled_from([8, 16, 32])),
-    num_tokens=st.integers(1, 200), skip_units=st.integers(0, 3), cut=st.integers(0, 200),
+    num_tokens=st.integers(1, 200), skip_units=st.integers(0, 3), cut=st.integers(0, 200), seed=st.integers(0, 99),
 )
 def test_units_planned_are_units_expected(
-    tp: tuple[int, int], page_size: tuple[int, int], num_tokens: int, skip_units: int, cut: int
+    tp: tuple[int, int], page_size: tuple[int, int], num_tokens: int, skip_units: int, cut: int,
+    seed: int,
 ) -> None:
     src, dst = (geometry(tp=t, page_size=s) for t, s in zip(tp, page_size, strict=True))
     skip_tokens = min(skip_units, num_tokens // min(page_size)) * min(page_size)
     plans: list[dict[str, Any]] = []
     planner = ShardPlanner(range(100, 100 + tp[0]), lambda **plan: plans.append(plan) or plan)
-    pushes = planner.plan(src, dst, range(40), range(40), num_tokens, skip_tokens)
+    sets = planner.choose_source_sets(src, dst, random.Random(seed))
+    pushes = planner.plan(src, dst, range(40), range(40), num_tokens, skip_tokens, sets)
     expected = planner.expected_units(src, dst, num_tokens, skip_tokens)
     assert sum(int(plan["units"].sum()) * plan["num_layers"] for plan in plans) == expected
-    assert {plan["dst_region"] for plan in plans} == set(range(tp[1]))
+    if expected:  # else there is nothing to send
+        assert {plan["dst_region"] for plan in plans} == set(range(tp[1]))
     assert {plan["src_region"] for plan in plans} <= set(range(100, 100 + tp[0]))
     cut = min(cut, num_tokens - 1)  # no chunk is empty
     for push, plan in zip(pushes, plans, strict=True):  # two chunks tile the plan
