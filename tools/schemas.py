@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 from pdd.bench import result as bench  # noqa: E402
 from pdd.commands import documents as printed  # noqa: E402
 from pdd.control import schema as api  # noqa: E402
+from pdd.kv import dry_run  # noqa: E402
 
 DOCUMENTS: dict[str, Any] = {
     "status": api.Status,
@@ -40,6 +41,7 @@ DOCUMENTS: dict[str, Any] = {
     "topology_export": printed.TopologyExport,
     "topology": printed.Topology,
     "bench_kv": bench.Report,
+    "plan_transfer": dry_run.Report,
 }
 
 

@@ -53,6 +53,7 @@ _OF_A_NODE = _also("-i NAME", "--json", "--timeout TIME")
 bench_app = _group("bench", "Measure parts of a node.")
 config_app = _group("config", "Check and show settings.")
 model_app = _group("model", "Prepare model folders.")
+plan_app = _group("plan", "Reckon what a cluster will do, before there is one.")
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any setting; repeatable.")
 ]
@@ -330,6 +331,33 @@ def model_import(
     from pdd.commands.act import model_import as run
 
     run(ctx.obj, source, directory)
+
+
+@plan_app.command("transfer", cls=_Command, epilog=_also("--json"))
+def plan_transfer(
+    ctx: typer.Context,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model's folder, or its config.json alone.")],
+    source: Annotated[
+        str, typer.Option("--from", metavar="LAYOUT", help="Of the prefiller, as in tp=8,page=64.")
+    ] = "tp=1",
+    destination: Annotated[
+        str, typer.Option("--to", metavar="LAYOUT", help="Of the decoder, as in tp=4,dp=2,page=64,dtype=bfloat16.")
+    ] = "tp=1",
+    tokens: Annotated[int, typer.Option("--tokens", metavar="N", min=2, max=10_000_000, help="Of the prompt.")] = 8192,
+    skip: Annotated[int, typer.Option("--skip", metavar="N", min=0, help="Tokens that the decoder has already.")] = 0,
+    chunk: Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="Tokens of one step of the prefiller.")] = 8192,
+    tflops: Annotated[
+        float, typer.Option("--tflops", metavar="X", min=1e-3, help="That one rank of the prefiller reaches, in TFLOP/s.")
+    ] = 400.0,
+    gigabits: Annotated[
+        float, typer.Option("--gbit", metavar="X", min=1e-3, help="Of one rank's NICs, at both ends, in Gbit/s.")
+    ] = 400.0,
+) -> None:
+    """Who writes what to whom, in how many writes, how long it takes and how much of that shows."""
+    from pdd.commands.plan import transfer
+
+    raise typer.Exit(transfer(ctx.obj, model, source, destination, tokens=tokens, skip=skip, chunk=chunk, tflops=tflops,
+                              gigabits=gigabits))
 
 
 @bench_app.command("kv", cls=_Command, epilog=_also("-c FILE", "--json", "--timeout TIME", "-q"))

@@ -201,7 +201,7 @@ def plan_node_writes(
                 count = len(mine) * len(src_runs)
                 plans.append(ShardWrites(
                     src_rank=src_rank, dst_rank=dst_rank, src_offset=_offsets(src_at, src_runs),
-                    dst_offset=_offsets(dst_at, dst_runs), nbytes=_frozen(np.full(count, run_bytes)), units=_frozen(np.ones(count, np.int64)),
+                    dst_offset=_offsets(dst_at, dst_runs), nbytes=_filled(count, run_bytes), units=_filled(count, 1),
                     src_layer_stride=src.layout.layer_bytes, dst_layer_stride=dst.layout.layer_bytes,
                     num_layers=src.num_layers, num_tokens=num_tokens, unit_tokens=unit, unit_numbers=mine,
                     entries_per_unit=len(src_runs),
@@ -287,6 +287,10 @@ def _tile_offsets(shared: range, held: range, layout: KvLayout) -> _Ints:
 def _offsets(bases: _Ints, runs: _Ints) -> _Ints:
     """Of all runs of all units."""
     return _frozen((bases[:, None] + runs).reshape(-1))
+
+
+def _filled(count: int, value: int) -> _Ints:
+    return _frozen(np.full(count, value, dtype=np.int64))
 
 
 def _frozen(array: _Ints) -> _Ints:

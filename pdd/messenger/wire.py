@@ -98,7 +98,7 @@ class PrefillRequest(msgspec.Struct, frozen=True, tag="prefill"):
     pages: bytes  # u32 little endian each, destination pages in token order, those of the skipped prefix included
     skip_tokens: Count
     request_id: ShortText  # the decoder's, for logs and `explain`
-    source_sets: tuple[Count, ...] = ()  # which copy of the KV feeds each replica set of the decoder; a wish: counts are the same
+    source_sets: tuple[Count, ...] = ()  # the copy that feeds each replica set of the decoder; a wish: counts do not change
 
 
 class EndReason(enum.Enum):

@@ -4,6 +4,7 @@ the bytes, and a kill."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -151,8 +152,13 @@ SHAPES = {  # of the prefiller, of the decoder
 }
 
 
-@pytest.mark.parametrize("shape", [pytest.param(shape, marks=[] if shape in ("2-1", "mla 2-4") else pytest.mark.slow)
-                                   for shape in SHAPES])
+def _in_default(*chosen: tuple[str, ...]) -> list[Any]:
+    """All shapes over both ways; the slow suite has those that are not `chosen`."""
+    cases = itertools.product(SHAPES, ("tcp", "local"))
+    return [pytest.param(*case, marks=[] if case in chosen else pytest.mark.slow, id="-".join(case)) for case in cases]
+
+
+@pytest.mark.parametrize(("shape", "via"), _in_default(("2-1", "tcp"), ("mla 2-4", "local")))
 async def test_every_rank_gets_its_shard(shape: str, via: str) -> None:
     source, destination = SHAPES[shape]
     p = await Process.start("p", via, **source)
@@ -164,9 +170,10 @@ async def test_every_rank_gets_its_shard(shape: str, via: str) -> None:
         assert d.memory.fabric.stats()["stale_units"] == 0
 
 
-async def test_a_write_that_fails_costs_the_attempt_and_no_page(via: str) -> None:
+@pytest.mark.parametrize(("shape", "via"), _in_default(("2-1", "tcp")))
+async def test_a_write_that_fails_costs_the_attempt_and_no_page(shape: str, via: str) -> None:
     """One of the writes of one of the source ranks: the sums of both ends agree all the same, and the next try is whole."""
-    source, destination = SHAPES["2-1"]
+    source, destination = SHAPES[shape]
     p = await Process.start("p", via, fault="error:30", **source)
     async with decoding(via, p, **destination) as d:
         requests = [d.engine.generate(f"r{n}", prompt(n, 300)) for n in range(3)]
@@ -176,9 +183,10 @@ async def test_a_write_that_fails_costs_the_attempt_and_no_page(via: str) -> Non
         assert len(d.engine.free) == GEOMETRY.num_pages
 
 
-@pytest.mark.parametrize("after", [0.02, 0.1])
-async def test_cancel_of_ranks_gives_the_pages_back(after: float, via: str) -> None:
-    source, destination = SHAPES["1-2"]
+@pytest.mark.parametrize("after", [pytest.param(0.02, marks=pytest.mark.slow), 0.1])
+@pytest.mark.parametrize(("shape", "via"), _in_default(("1-2", "local")))
+async def test_cancel_of_ranks_gives_the_pages_back(shape: str, via: str, after: float) -> None:
+    source, destination = SHAPES[shape]
     p = await Process.start("p", via, layer_seconds=0.005, **source)
     async with decoding(via, p, **destination) as d:
         requests = [d.engine.generate(f"r{n}", prompt(n, 500)) for n in range(2)]
@@ -190,8 +198,9 @@ async def test_cancel_of_ranks_gives_the_pages_back(after: float, via: str) -> N
         assert await finish(d.engine.generate("next", prompt(9, 300))) == ["whole"]
 
 
-async def test_killed_prefiller_of_ranks_is_fenced(via: str) -> None:
-    source, destination = SHAPES["2-1"]
+@pytest.mark.parametrize(("shape", "via"), _in_default(("2-1", "tcp")))
+async def test_killed_prefiller_of_ranks_is_fenced(shape: str, via: str) -> None:
+    source, destination = SHAPES[shape]
     slow, good = await Process.start("slow", via, layer_seconds=0.02, **source), await Process.start("good", via, **source)
     async with decoding(via, slow, good, **destination) as d:
         requests = [d.engine.generate(f"r{n}", prompt(n, 400)) for n in range(4)]

@@ -39,7 +39,7 @@ def options_of_the_command() -> set[tuple[str, str]]:
             walk(child, f"{path} {name}".strip())
 
     walk(typer.main.get_command(tree.app), "")
-    groups = {("bench", ""), ("config", ""), ("model", "")}
+    groups = {("bench", ""), ("config", ""), ("model", ""), ("plan", "")}
     return {(path, option) for path, option in found if option not in ("--help", "-h")} - groups
 
 

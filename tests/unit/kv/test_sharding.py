@@ -14,7 +14,6 @@ from pdd.kv.sharding import (
     expected_units,
     incompatibilities,
     node_bytes,
-    node_units,
     plan_node_writes,
     source_ranks,
 )
