@@ -12,11 +12,14 @@ import socket
 import sys
 import time
 
+from pdd.engine import group_memory
 from pdd.engine.batch import SampledRow, StepResult
 from pdd.engine.rank_protocol import (
     Channel,
     ChannelClosed,
+    KvSize,
     RankFailed,
+    RankFits,
     RankInit,
     RankProgress,
     RankReady,
@@ -49,10 +52,15 @@ def main(fd: int, behaviours: str) -> None:
     if behaviour == "hang in start":
         time.sleep(1000)
     channel.send(RankProgress("weights", 1, 2))
+    channel.send(RankFits(init.num_pages + init.rank if behaviour != "has room for 3" else 3))
+    size = channel.receive()
+    assert isinstance(size, KvSize)
+    group_fds = channel.take_fds()
+    assert len(group_fds) == (init.world > 1)
     fds = [os.memfd_create("kv")] + ([os.memfd_create("counter")] if init.rank == 0 else [])
     if behaviour == "no fds":
         fds = []
-    channel.send(ready(init, fingerprint="other" if behaviour == "other model" else "f"), tuple(fds))
+    channel.send(ready(init, size.num_pages, "other" if behaviour == "other model" else "f"), tuple(fds))
     if behaviour == "deaf":
         time.sleep(1000)
     while isinstance(message := channel.receive(), RunStep):
@@ -68,6 +76,9 @@ def main(fd: int, behaviours: str) -> None:
             poll.poll()
             os._exit(0)
         if behaviour == "hang in step":
+            time.sleep(1000)
+        if behaviour == "wait in step":  # as in a collective: it has come to the barrier, once more than those that hang
+            os.pwrite(group_fds[0], (1).to_bytes(8, sys.byteorder), group_memory.LINE_BYTES * init.rank)
             time.sleep(1000)
         if behaviour == "fail in step":
             channel.send(RankFailed("E750", "out of memory"))
@@ -92,9 +103,9 @@ def main(fd: int, behaviours: str) -> None:
         time.sleep(1000)
 
 
-def ready(init: RankInit, fingerprint: str) -> RankReady:
+def ready(init: RankInit, num_pages: int, fingerprint: str) -> RankReady:
     return RankReady(
-        rank=init.rank, num_layers=2, num_pages=init.num_pages, num_kv_heads=1, page_size=init.page_size, head_dim=4,
+        rank=init.rank, num_layers=2, num_pages=num_pages, num_kv_heads=1, page_size=init.page_size, head_dim=4,
         dtype="bfloat16", total_kv_heads=init.world, vocab_size=99, eos_token_ids=(2,), max_context=64, family="llama",
         fingerprint=fingerprint, kv_bytes=1, param_bytes=1, threads=1, load_seconds=0.0, pid=os.getpid(),
     )

@@ -13,6 +13,7 @@
 #include "gpu/device_memory.h"
 #include "gpu/layer_kernel.h"
 #include "memory/mapped_memory.h"
+#include "watch/barrier.h"
 #include "watch/counter.h"
 
 namespace nb = nanobind;
@@ -226,6 +227,16 @@ void bind_memory(nb::module_& m) {
                     })
         .def("bump", [](CounterHandle& self) { return self.counter->bump(); })
         .def_prop_ro("value", [](const CounterHandle& self) { return self.counter->value(); });
+
+    nb::class_<Barrier>(m, "Barrier")
+        .def(
+            "__init__",
+            [](Barrier* self, int fd, uint32_t rank, uint32_t world, double spin) {
+                new (self) Barrier(unwrap(
+                    Barrier::map(fd, rank, world, std::chrono::microseconds(static_cast<int64_t>(spin * 1e6)))));
+            },
+            "fd"_a, "rank"_a, "world"_a, nb::kw_only(), "spin"_a = 0.0)
+        .def("wait", &Barrier::wait, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<MappedMemory>(m, "MappedMemory")
         .def(

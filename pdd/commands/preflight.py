@@ -22,7 +22,10 @@ from pdd.config import Config
 from pdd.config_load import ConfigProblems, Origins, credential_path, read_credential, reading_order
 from pdd.config_sources import Origin, Problem
 from pdd.errors import ConfigError, ModelError
+from pdd.model.config import load_config
 from pdd.model.folder import check_context, check_folder
+from pdd.model.tensor_parallel import check_tp
+from pdd.units import counted
 
 _Report = Callable[..., None]  # (key, message, hint="", warning=False, id="E780", index=None)
 _NAMES_OF_NICS = ("/sys/class/infiniband", "/sys/class/net")
@@ -44,7 +47,9 @@ def problems(config: Config, origins: Origins, *, demo: bool = False, starting: 
         found.append(dataclasses.replace(problem, hint=hint, level=level, id=id))
 
     if config.model.path and not demo:
-        _look_at_model(Path(config.model.path), config.model.max_context, report)
+        _look_at_model(Path(config.model.path), config, report)
+    if (most := len(os.sched_getaffinity(0))) < config.engine.tp:
+        report("engine.tp", f"{config.engine.tp} ranks share the {counted(most, 'CPU')} that this process may use", warning=True)
     for key, name in (("peers.token_credential", config.peers.token_credential),
                       ("api.api_keys_credential", config.api.api_keys_credential)):
         _look_at_credential(key, name, starting, report)
@@ -74,16 +79,20 @@ def refuse(found: Sequence[Problem]) -> None:
         raise ConfigProblems(wrong)
 
 
-def _look_at_model(folder: Path, max_context: int, report: _Report) -> None:
+def _look_at_model(folder: Path, config: Config, report: _Report) -> None:
     try:
         allowed = check_folder(folder)
     except ModelError as error:
         report("model.path", error.message, error.hint, id=error.id)
         return
     try:
-        check_context(max_context, allowed)
+        check_context(config.model.max_context, allowed)
     except ConfigError as error:
         report("model.max_context", error.message, error.hint)
+    try:
+        check_tp(load_config(folder), config.engine.tp)
+    except ConfigError as error:
+        report("engine.tp", error.message, error.hint)
 
 
 def _look_at_credential(key: str, name: str, starting: bool, report: _Report) -> None:

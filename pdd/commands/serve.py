@@ -19,6 +19,7 @@ _FLAG_KEYS = {
     "--role": "node.role",
     "--name": "node.name",
     "--model": "model.path",
+    "--tp": "engine.tp",
     "--listen": "api.listen",
     "--peer-listen": "peers.listen",
     "--peer": "peers.static",

@@ -92,6 +92,7 @@ def serve(
     role: Annotated[str | None, typer.Option("--role", metavar="ROLE", help="prefill, decode or both.")] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Name of this node.")] = None,
     model: Annotated[str | None, typer.Option("--model", metavar="DIR", help="The model's folder.")] = None,
+    tp: Annotated[int | None, typer.Option("--tp", metavar="N", help="Ranks that compute together.")] = None,
     listen: Annotated[str | None, typer.Option("--listen", metavar="HOST:PORT", help="The HTTP port.")] = None,
     peer_listen: Annotated[
         str | None, typer.Option("--peer-listen", metavar="HOST:PORT", help="Where decoders connect.")
@@ -112,6 +113,7 @@ def serve(
         "--role": role,
         "--name": name,
         "--model": model,
+        "--tp": tp,
         "--listen": listen,
         "--peer-listen": peer_listen,
         "--peer": peer or None,

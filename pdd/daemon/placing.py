@@ -15,7 +15,10 @@ _log = logging.getLogger("pdd.placement")
 
 def wanted(config: Config, source: str = "") -> Wanted:
     """`source`: the address that peers reach this node by; "": any, or not known."""
-    return Wanted(bind=config.fabric.bind, require=config.fabric.require, threads=config.engine.threads, source=source)
+    return Wanted(
+        devices=(None,) * config.engine.tp, bind=config.fabric.bind, require=config.fabric.require,
+        threads=config.engine.threads, source=source,
+    )
 
 
 def place(topology: Topology, config: Config, source: str) -> Placement:

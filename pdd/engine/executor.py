@@ -1,11 +1,12 @@
 """Runs the rank processes of a node: starts them, sends each step to all, gathers, and notices at once when one dies.
 
-    start()    spawn -> RankInit -> ... -> RankReady with the fds of KV region and layer counter
+    start()    spawn -> RankInit -> RankFits of all -> KvSize, the least of them -> RankReady with fds
     execute()  RunStep to every rank, StepDone from every rank; they must agree, and rank 0's result counts
     close()    Shutdown, then SIGKILL
 
 All ranks are listened to together (`gather.py`): the first failure ends the step, whichever rank it is of. A rank that
-died without a word is taken for the cause of what others then say; ranks that answer late are all killed.
+died without a word is taken for the cause of what others then say; ranks that answer late are all killed, and those
+that the others waited for in their common memory (group_memory.py) are named.
 
 One thread of its own, the keeper, spawns the ranks, reads their stderr into the log and watches their pidfds, so that a
 death is told while no step runs, too. The keeper lives as long as the ranks: the kernel kills a rank when the *thread*
@@ -28,11 +29,12 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO
 
 import msgspec
 
+from pdd.engine import group_memory
 from pdd.engine.agreement import check_ready, check_results
 from pdd.engine.batch import StepPlan, StepResult
 from pdd.engine.gather import DeathTold, Gathering, Message, RankGone, Take
@@ -40,7 +42,9 @@ from pdd.engine.rank_process import rank_command, rank_environment
 from pdd.engine.rank_protocol import (
     Channel,
     ChannelClosed,
+    KvSize,
     RankFailed,
+    RankFits,
     RankInit,
     RankProgress,
     RankReady,
@@ -49,7 +53,7 @@ from pdd.engine.rank_protocol import (
     StepDone,
     encode_frame,
 )
-from pdd.errors import EngineError, PddError, RankDied
+from pdd.errors import EngineError, LimitError, PddError, RankDied
 
 START_TIMEOUT_SECONDS = 600.0  # a large checkpoint from a cold disk
 SHUTDOWN_SECONDS = 2.0  # from Shutdown to SIGKILL
@@ -112,6 +116,8 @@ class RankExecutor:
         self._died = threading.Event()
         self._death_fd: int | None = None  # an eventfd that says the same, for whoever waits for the ranks
         self._gathering: Gathering | None = None  # from `start` on
+        self._group_fd: int | None = None  # of the memory of several ranks
+        self._failed = False  # an exchange has: ranks may wait for one that is no more
 
     # -- daemon ---------------------------------------------------------------------------------------------------
     def start(self) -> tuple[RankInfo, ...]:
@@ -122,6 +128,12 @@ class RankExecutor:
             RankDied: a rank ended, or did not get ready in time.
         """
         self._death_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        if self._init.world > 1:
+            try:
+                self._group_fd = group_memory.create(self._init.world)
+            except OSError as error:
+                raise LimitError(f"{self._init.world} ranks cannot have memory in common: {error.strerror}",
+                                 hint="Look at the limits of open files and address space (ulimit -n, ulimit -v).") from error
         self._keeper.start()
         self._spawned.wait()
         try:
@@ -153,7 +165,7 @@ class RankExecutor:
             for channel in self._channels:
                 with contextlib.suppress(ChannelClosed):
                     channel.send(Shutdown())
-            deadline = time.monotonic() + SHUTDOWN_SECONDS
+            deadline = time.monotonic() + (0.0 if self._failed or self._death is not None else SHUTDOWN_SECONDS)
             for rank in self._ranks:
                 try:
                     rank.process.wait(max(0.0, deadline - time.monotonic()))
@@ -170,8 +182,10 @@ class RankExecutor:
                     os.close(info.counter_fd)
             with self._lock:  # a keeper that still lives would write into whatever has this number next
                 death_fd, self._death_fd = self._death_fd, None
-            if death_fd is not None:
-                os.close(death_fd)
+            group_fd, self._group_fd = self._group_fd, None
+            for fd in (death_fd, group_fd):
+                if fd is not None:
+                    os.close(fd)
 
     # -- engine thread --------------------------------------------------------------------------------------------
     def execute(self, plan: StepPlan) -> StepResult:
@@ -191,22 +205,22 @@ class RankExecutor:
             return True
 
         frames = [encode_frame(RunStep(plan))] * len(self._channels)
-        self._exchange(frames, take, f"step {plan.step}", self._step_timeout)
+        self._exchange(frames, take, f"step {plan.step}", time.monotonic() + self._step_timeout, self._step_timeout)
         if len(results) > 1:
             check_results([results[rank] for rank in range(len(results))])
         return results[0]
 
     # -- whoever waits for the ranks --------------------------------------------------------------------------------
     def _await_ready(self) -> None:
+        deadline = time.monotonic() + self._start_timeout
+        num_pages = min(self._await_fits(deadline).values())
         infos: dict[int, RankInfo] = {}
 
         def take(rank: int, message: Message) -> bool:
-            if isinstance(message, RankProgress):
-                if self._on_progress is not None:
-                    self._on_progress(rank, message)
+            if self._is_progress(rank, message):
                 return False
             if not isinstance(message, RankReady) or rank in infos:
-                raise self._refusal(rank, "RankInit", message)
+                raise self._refusal(rank, "KvSize", message)
             fds = self._channels[rank].take_fds()
             expected = 2 if rank == 0 else 1
             if len(fds) != expected:
@@ -216,29 +230,65 @@ class RankExecutor:
             infos[rank] = RankInfo(message, fds[0], fds[1] if rank == 0 else None)
             return True
 
-        frames = [encode_frame(msgspec.structs.replace(self._init, rank=rank)) for rank in range(self._init.world)]
         try:
-            self._exchange(frames, take, "its start", self._start_timeout)
+            self._exchange([encode_frame(KvSize(num_pages))] * self._init.world, take, "its start", deadline, self._start_timeout)
         finally:
             self._infos = tuple(infos[rank] for rank in sorted(infos))  # `close` closes what has come
 
-    def _exchange(self, frames: list[bytes], take: Take, what: str, timeout: float) -> None:
-        """Frames to all ranks and answers from all, or the first failure."""
+    def _await_fits(self, deadline: float) -> dict[int, int]:
+        """Pages that fit, by rank: all have loaded."""
+        fits: dict[int, int] = {}
+
+        def take(rank: int, message: Message) -> bool:
+            if self._is_progress(rank, message):
+                return False
+            if not isinstance(message, RankFits) or rank in fits:
+                raise self._refusal(rank, "RankInit", message)
+            fits[rank] = message.num_pages
+            return True
+
+        for rank, channel in enumerate(self._channels):
+            with contextlib.suppress(ChannelClosed):  # which is heard below
+                channel.send(msgspec.structs.replace(self._init, rank=rank), () if self._group_fd is None else (self._group_fd,))
+        self._exchange([], take, "its start", deadline, self._start_timeout)
+        return fits
+
+    def _is_progress(self, rank: int, message: Message) -> bool:
+        if not isinstance(message, RankProgress):
+            return False
+        if self._on_progress is not None:
+            self._on_progress(rank, message)
+        return True
+
+    def _exchange(self, frames: list[bytes], take: Take, what: str, deadline: float, timeout: float) -> None:
+        """Frames to all ranks and answers from all, or the first failure. `timeout`: what `deadline` was when it began."""
+        try:
+            self._exchange_or_fail(frames, take, what, deadline, timeout)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def _exchange_or_fail(self, frames: list[bytes], take: Take, what: str, deadline: float, timeout: float) -> None:
         assert self._gathering is not None
         try:
-            late = self._gathering.exchange(frames, take, time.monotonic() + timeout)
+            late = self._gathering.exchange(frames, take, deadline)
         except RankGone as gone:
             raise self._first_failure(gone.rank, None, gone) from gone
         except DeathTold:
             ended = RankDied("the ranks of this node were told to end")
             raise self._first_failure(self._dead_rank, None, ended) from None
         if late:
-            who = f"rank {late[0]}" if len(late) == 1 else f"ranks {', '.join(map(str, late))}"
+            awaited = late
+            if self._group_fd is not None:
+                awaited = group_memory.who_is_awaited(group_memory.arrivals(self._group_fd, self._init.world), late)
+            others = [rank for rank in late if rank not in awaited]
+            waited = f"; {_ranks(others)} waited for {'it' if len(awaited) == 1 else 'them'}" if others else ""
             hung = RankDied(
-                f"{who} did not finish {what} within {timeout:g} s and {'was' if len(late) == 1 else 'were'} killed",
+                f"{_ranks(awaited)} did not finish {what} within {timeout:g} s and {'was' if len(awaited) == 1 else 'were'} "
+                f"killed{waited}",
                 hint="Look at the load of this machine; engine.step_timeout bounds a step of engine.max_batch_tokens tokens.",
             )
-            self._note_death(hung, late[0])
+            self._note_death(hung, awaited[0])
             for rank in late:
                 self._ranks[rank].process.kill()
             raise hung
@@ -360,3 +410,7 @@ class RankExecutor:
             _log.error("%s", death)
         if on_death is not None:
             on_death(death)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"

@@ -47,7 +47,8 @@ class Gathering:
             self._poll.register(fd, select.POLLIN)
 
     def exchange(self, frames: Sequence[bytes], take: Take, deadline: float) -> tuple[int, ...]:
-        """Sends `frames[r]` to rank r, and gives what comes to `take` until it was an answer from each.
+        """Sends `frames[r]` to rank r (none: they were asked before), and gives what comes to `take` until it was an answer
+        from each.
 
         Returns the ranks that have not answered at `deadline` (of time.monotonic()); none in good order.
 

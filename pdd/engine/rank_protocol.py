@@ -3,8 +3,10 @@
 A frame is a little-endian u32 of the payload's length, then msgpack of one tagged Struct. Descriptors (SCM_RIGHTS) ride
 on the first byte of the frame they belong to. Order of a rank's life:
 
-    daemon -> RankInit
+    daemon -> RankInit + fd                      of the memory that the ranks work together in, if there are several
     rank   -> RankProgress*                      while it loads
+    rank   -> RankFits                           its weights are loaded, and so are those of the others
+    daemon -> KvSize                             the same for all ranks, once all have said what fits
     rank   -> RankReady + fds (of its KV memory; rank 0 also its layer counter's memfd)
     daemon -> RunStep, rank -> StepDone          once per step, strictly in order
     daemon -> Shutdown                           the rank exits 0
@@ -48,10 +50,16 @@ class RankInit(msgspec.Struct, frozen=True, tag="init"):
     max_context: int = 0  # tokens; 0: the model's
     max_batch_size: int = 64  # rows of a step
     max_batch_tokens: int = 2048  # tokens of a step
-    threads: int = 0  # of the forward pass; 0: one per CPU that it runs on
+    threads: int = 0  # of the forward pass; 0: its share of the CPUs that it runs on
     cpus: tuple[int, ...] = ()  # that it is kept on; empty: wherever the system puts it
     numa: int | None = None  # node that its KV memory is kept on; None: wherever it is written first
     warm_up: bool = True  # run a few throw-away steps before RankReady
+
+
+class KvSize(msgspec.Struct, frozen=True, tag="kv-size"):
+    """Make the KV region."""
+
+    num_pages: int
 
 
 class RunStep(msgspec.Struct, frozen=True, tag="step"):
@@ -67,6 +75,12 @@ class RankProgress(msgspec.Struct, frozen=True, tag="progress"):
     phase: str  # "weights", "kv", "warm-up"
     done_bytes: int
     total_bytes: int
+
+
+class RankFits(msgspec.Struct, frozen=True, tag="fits"):
+    """The rank waits for KvSize."""
+
+    num_pages: int  # at least 1
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -118,8 +132,8 @@ class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
         return BY_ID.get(self.error_id, EngineError)(self.message, hint=self.hint)
 
 
-DaemonMessage = RankInit | RunStep | Shutdown
-RankMessage = RankProgress | RankReady | StepDone | RankFailed
+DaemonMessage = RankInit | KvSize | RunStep | Shutdown
+RankMessage = RankProgress | RankFits | RankReady | StepDone | RankFailed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[DaemonMessage | RankMessage] = msgspec.msgpack.Decoder(DaemonMessage | RankMessage)

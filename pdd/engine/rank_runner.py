@@ -18,6 +18,7 @@ from pdd.engine.sampler import SampleState, sample
 from pdd.errors import EngineError
 from pdd.kv.layout import KvLayout
 from pdd.model.attention import Attention, Batch, LayerCounter, Rows, Segment
+from pdd.model.collectives import Collectives
 from pdd.model.llama import LlamaModel
 
 
@@ -36,8 +37,10 @@ class RankRunner:
     """Owns the rows of a rank. `run` once per step, on one thread."""
 
     def __init__(self, model: LlamaModel, attention: Attention, layout: KvLayout, counter: LayerCounter, *,
-                 max_context: int) -> None:
+                 max_context: int, ranks: Collectives | None = None) -> None:
+        """ranks: the way to the others of the group; None: there are none."""
         self._model = model
+        self._ranks = ranks
         self._attention = attention
         self._layout = layout
         self._counter = counter
@@ -67,7 +70,7 @@ class RankRunner:
         ordered = sorted(plan.rows, key=lambda row: len(row.tokens) > 1)  # rows of one token first; stable
         sampled: tuple[SampledRow, ...] = ()
         with torch.inference_mode():
-            logits = self._model.forward(self._batch(ordered), self._attention, self._counter)
+            logits = self._model.forward(self._batch(ordered), self._attention, self._counter, self._ranks)
             if logits is not None:
                 chosen = [row for row in ordered if row.sample]
                 states = [self._rows[row.row_id].sample for row in chosen]

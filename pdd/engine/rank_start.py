@@ -1,7 +1,8 @@
 """Brings a rank up: loads its shard, sizes and makes its KV region, warms up, and describes the result to the daemon.
 
-The daemon maps and registers the bytes of the KV region, too (kv_memory.py). Warm-up steps run before the counter exists
-and clear what they wrote.
+What is free is looked at when no rank has begun to load, and again when all have loaded: they take of the same memory. Each
+says how many pages fit; the daemon chooses for all. It maps and registers the bytes of the KV region, too (kv_memory.py).
+Warm-up steps run before the counter exists and clear what they wrote.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ import torch
 from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
 from pdd.engine.kv_memory import HostKv, KvMemory
 from pdd.engine.machine import free_memory
-from pdd.engine.rank_protocol import RankInit, RankProgress, RankReady
+from pdd.engine.rank_group import RankGroup
+from pdd.engine.rank_protocol import RankFits, RankInit, RankProgress, RankReady
 from pdd.engine.rank_runner import RankRunner
 from pdd.errors import HOW_TO_INSTALL, ConfigError, LimitError, ModelError, NotInstalled
 from pdd.kv.layout import DTYPE_BYTES, KvLayout
 from pdd.model.attention import Attention, LayerCounter
 from pdd.model.attn_torch import TorchAttention
 from pdd.model.checkpoint import Shard
+from pdd.model.collectives import Collectives
 from pdd.model.config import ModelConfig, fingerprint, load_config
 from pdd.model.folder import COPY_AGAIN, check_context
 from pdd.model.llama import LlamaModel, load_model
 from pdd.model.safetensors_file import read_directory
+from pdd.model.tensor_parallel import check_tp
 from pdd.topology import pinning
 from pdd.units import show_bytes
 
@@ -49,9 +53,14 @@ class StartedRank:
     memory: KvMemory  # the KV region, for as long as the runner lives
 
 
-def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> StartedRank:
+def start_rank(
+    init: RankInit, report: Callable[[RankProgress], None], agree: Callable[[RankFits], int], group_fd: int = -1
+) -> StartedRank:
     """Everything from RankInit to RankReady.
 
+    Args:
+        agree: tells what fits this rank; the answer is the number of pages of every rank.
+        group_fd: of the memory that the ranks work together in, when there are several; the caller closes it.
     Raises:
         ModelError: the checkpoint cannot be read, or not run here.
         ConfigError: a size in `init` makes no sense with this model.
@@ -59,22 +68,25 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
         NotInstalled: the native core is missing.
     """
     started = time.monotonic()
-    if init.world != 1:
-        raise ConfigError(f"tensor parallelism over {init.world} ranks is not supported yet",
-                          hint="Start the node with one rank.")
     refused = [_set_threads(init)]
     model_dir = Path(init.model_dir)
     with _reading(model_dir):
         config = load_config(model_dir)
+    check_tp(config, init.world)
+    group = RankGroup(group_fd, init.rank, init.world, threads=torch.get_num_threads()) if init.world > 1 else None
     dtype = config.dtype if init.dtype == "auto" else init.dtype
     max_context = init.max_context or config.max_position
     check_context(max_context, config.max_position)
     with _reading(model_dir):
         identity = fingerprint(model_dir)
-        _check_weights_fit(model_dir, dtype)
-        model = load_model(model_dir, config, dtype=dtype, max_context=max_context,
-                           shard=Shard(init.rank, init.world), progress=_throttled("weights", report))
-    layout = _layout(init, config, model, dtype, max_context)
+        _check_weights_fit(model_dir, dtype, group)
+        model = load_model(model_dir, config, dtype=dtype, max_context=max_context, shard=Shard(init.rank, init.world),
+                           progress=_throttled("weights", report))
+    if group is not None:
+        group.ordered()
+    one = _layout_of_one(init, config, model, dtype)
+    num_pages = agree(RankFits(_num_pages(init, one, max_context)))
+    layout = dataclasses.replace(one, num_pages=num_pages)
     memory = HostKv(layout.region_bytes)
     refused.append(pinning.place_memory(memory.mapping, init.numa))
     report(RankProgress("kv", layout.region_bytes, layout.region_bytes))
@@ -82,8 +94,8 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
     attention, attention_name = make_attention(layout, kv, model.num_heads)
     if init.warm_up:
         report(RankProgress("warm-up", 0, 1))
-        _warm_up(model, attention, layout, kv, max_context, init.max_batch_tokens)
-    counter, counter_fd = _make_counter()
+        _warm_up(model, attention, group, layout, kv, max_context, init.max_batch_tokens)
+    counter, counter_fds = _make_counter(init.rank)
     ready = RankReady(
         rank=init.rank, num_layers=config.num_layers, num_pages=layout.num_pages, num_kv_heads=layout.num_kv_heads,
         page_size=layout.page_size, head_dim=layout.head_dim, dtype=dtype, total_kv_heads=config.num_kv_heads,
@@ -94,15 +106,15 @@ def start_rank(init: RankInit, report: Callable[[RankProgress], None]) -> Starte
         warnings=tuple(filter(None, refused)), tiles=layout.tiles)
     for warning in ready.warnings:
         _log.warning("%s [T023]", warning)
-    runner = RankRunner(model, attention, layout, counter, max_context=max_context)
-    return StartedRank(ready, runner, (memory.fd, counter_fd), memory)
+    runner = RankRunner(model, attention, layout, counter, max_context=max_context, ranks=group)
+    return StartedRank(ready, runner, (memory.fd, *counter_fds), memory)
 
 
 def _set_threads(init: RankInit) -> str | None:
     """Keeps this thread on its CPUs, and those of the forward pass, which are its children. Before anything is loaded, so
     that weights lie next to who reads them. Returns a warning."""
     refused = pinning.pin_thread(init.cpus)
-    torch.set_num_threads(init.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(init.threads or max(1, len(os.sched_getaffinity(0)) // init.world))
     torch.set_num_interop_threads(1)
     return refused
 
@@ -119,35 +131,43 @@ def _reading(model_dir: Path) -> Iterator[None]:
         raise ModelError(f"the checkpoint in {model_dir} cannot be read: {error}", hint=COPY_AGAIN) from error
 
 
-def _check_weights_fit(model_dir: Path, dtype: str) -> None:
-    """Refuses weights that the kernel would kill this process for."""
+def _check_weights_fit(model_dir: Path, dtype: str, group: Collectives | None) -> None:
+    """Refuses weights that the kernel would kill this process for: those of all ranks, which come together."""
     needed = sum(math.prod(entry.shape) for entry in read_directory(model_dir).values()) * DTYPE_BYTES[dtype]
     free = free_memory()
+    if group is not None:
+        group.ordered()  # no rank has begun to load while another looked
     if needed > free:
         raise LimitError(f"the weights take {show_bytes(needed)} as {dtype}; {show_bytes(free)} of memory are free",
                          hint="Free or add memory, raise the memory limit of the service, or choose a smaller model.")
 
 
-def _layout(init: RankInit, config: ModelConfig, model: LlamaModel, dtype: str, max_context: int) -> KvLayout:
-    one = KvLayout(num_layers=config.num_layers, num_pages=1, num_kv_heads=model.num_kv_heads,
-                   page_size=init.page_size, head_dim=config.head_dim, dtype=dtype)
-    num_pages, free = init.num_pages, free_memory()
+def _layout_of_one(init: RankInit, config: ModelConfig, model: LlamaModel, dtype: str) -> KvLayout:
+    """Of a pool of one page."""
+    return KvLayout(num_layers=config.num_layers, num_pages=1, num_kv_heads=model.num_kv_heads,
+                    page_size=init.page_size, head_dim=config.head_dim, dtype=dtype)
+
+
+def _num_pages(init: RankInit, one: KvLayout, max_context: int) -> int:
+    """What was asked for, or what fits when every rank takes as much of the same memory."""
+    num_pages, free, all_ranks = init.num_pages, free_memory(), one.region_bytes * init.world
+    who = "" if init.world == 1 else f" on each of {init.world} ranks"
     if num_pages == 0:
         most = init.max_batch_size * one.num_pages_for(max_context)
-        num_pages = min(int(free * init.memory_fraction) // one.region_bytes, most)
+        num_pages = min(int(free * init.memory_fraction) // all_ranks, most)
         if num_pages < 1:
             raise LimitError(f"memory_fraction {init.memory_fraction} of the {show_bytes(free)} of memory that are free "
-                             f"does not hold one page of KV ({show_bytes(one.region_bytes)})",
+                             f"does not hold one page of KV ({show_bytes(one.region_bytes)}){who}",
                              hint="Free or add memory, raise kv.memory_fraction, or lower kv.page_size.")
-    elif num_pages * one.region_bytes > free:
-        raise LimitError(f"{num_pages} pages of KV take {show_bytes(num_pages * one.region_bytes)}; "
+    elif num_pages * all_ranks > free:
+        raise LimitError(f"{num_pages} pages of KV take {show_bytes(num_pages * one.region_bytes)}{who}; "
                          f"{show_bytes(free)} of memory are free",
-                         hint=f"Lower kv.num_pages ({free // one.region_bytes} would fit), or set it to 0: as many as "
+                         hint=f"Lower kv.num_pages ({free // all_ranks} would fit), or set it to 0: as many as "
                               "kv.memory_fraction allows.")
     if min(num_pages * init.page_size, max_context) < 2:
         raise ConfigError(f"a node needs room for two tokens; num_pages {num_pages} of {init.page_size} tokens and "
                           f"max_context {max_context} give less", hint="Raise kv.num_pages, or model.max_context.")
-    return dataclasses.replace(one, num_pages=num_pages)
+    return num_pages
 
 
 def make_attention(layout: KvLayout, kv: torch.Tensor, num_heads: int) -> tuple[Attention, str]:
@@ -161,13 +181,17 @@ def make_attention(layout: KvLayout, kv: torch.Tensor, num_heads: int) -> tuple[
     return NativeAttention(layout, kv, num_heads), "native"
 
 
-def _make_counter() -> tuple[LayerCounter, int]:
+def _make_counter(rank: int) -> tuple[LayerCounter, tuple[int, ...]]:
+    """(the counter, its descriptor): rank 0 counts for all ranks."""
+    if rank > 0:
+        return _NoCounter(), ()
     try:
         from pdd.fabric._native import Counter
     except ImportError as error:
         raise NotInstalled(f"pdd's native core cannot be loaded: {error}",
                            hint=HOW_TO_INSTALL) from error
-    return Counter.create()
+    counter, fd = Counter.create()
+    return counter, (fd,)
 
 
 class _NoCounter:
@@ -175,12 +199,12 @@ class _NoCounter:
         return 0
 
 
-def _warm_up(model: LlamaModel, attention: Attention, layout: KvLayout, kv: torch.Tensor, max_context: int,
-             max_batch_tokens: int) -> None:
+def _warm_up(model: LlamaModel, attention: Attention, group: Collectives | None, layout: KvLayout, kv: torch.Tensor,
+             max_context: int, max_batch_tokens: int) -> None:
     """One prefill and one decode step, so that the first real step does not pay for one-time set-up (JIT of
     kernels)."""
     length = min(_WARM_UP_TOKENS, max_context - 1, max_batch_tokens, layout.num_pages * layout.page_size - 1)
-    runner = RankRunner(model, attention, layout, _NoCounter(), max_context=max_context)
+    runner = RankRunner(model, attention, layout, _NoCounter(), max_context=max_context, ranks=group)
     pages = tuple(range(layout.num_pages_for(length + 1)))
     runner.run(StepPlan(0, (), (NewRow(0, (0,), (), Sampling(temperature=0.0)),),
                         (Row(0, (0,) * length, 0, pages, sample=True),)))

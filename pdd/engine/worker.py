@@ -24,8 +24,10 @@ from pdd.engine.rank_process import rank_environment
 from pdd.engine.rank_protocol import (
     Channel,
     ChannelClosed,
+    KvSize,
     ProtocolError,
     RankFailed,
+    RankFits,
     RankInit,
     RunStep,
     Shutdown,
@@ -68,15 +70,26 @@ def _serve(channel: Channel) -> None:
     init = channel.receive()
     if not isinstance(init, RankInit):
         raise ProtocolError(f"the first message to a rank was {type(init).__name__}, not RankInit")
+    group_fds = channel.take_fds()
+    if len(group_fds) != (init.world > 1):
+        raise ProtocolError(f"RankInit of {init.world} ranks came with {len(group_fds)} descriptors")
     os.environ.update(rank_environment(init.threads))
     try:
         from pdd.engine.rank_start import start_rank
     except ImportError as error:
         raise ModelError(f"the engine cannot be imported: {error}",
                          hint="Install the engine's dependencies: pip install 'pdd-node[engine]'.") from error
-    rank = start_rank(init, channel.send)
+
+    def agree(fits: RankFits) -> int:
+        channel.send(fits)
+        answer = channel.receive()
+        if not isinstance(answer, KvSize):
+            raise ProtocolError(f"the answer to RankFits was {type(answer).__name__}, not KvSize")
+        return answer.num_pages
+
+    rank = start_rank(init, channel.send, agree, group_fds[0] if group_fds else -1)
     channel.send(rank.ready, rank.fds)
-    for fd in rank.fds:
+    for fd in (*rank.fds, *group_fds):
         os.close(fd)
     gc.collect()
     gc.freeze()  # weights and modules live as long as the process: never scan them again

@@ -64,6 +64,15 @@ class Counter:
     @property
     def value(self) -> int: ...
 
+class Barrier:
+    """Processes that wait for each other: cache line r of `fd` is a Counter that rank r alone bumps, once per wait."""
+
+    def __init__(self, fd: int, rank: int, world: int, *, spin: float = 0.0) -> None:
+        """Maps the lines; the caller keeps and closes `fd`. spin: seconds that a wait looks before it sleeps."""
+
+    def wait(self) -> None:
+        """Returns once every rank has called it as often as this one; what they wrote before is visible after."""
+
 class MappedMemory:
     """A mapping of a memfd that another process made. Unmapped when the object dies (regions of it must be gone)."""
 

@@ -1,8 +1,9 @@
 """The dense decoder-only family: Llama, Qwen2 (biases on q, k, v), Qwen3 (norms on q and k). One rank's shard.
 
 Query, key and value weights are one matrix, and so are gate and up: fewer, larger products. The output projections of
-attention and MLP are sums over ranks; `reduce` adds them up (None: one rank). Right after the attention's sum, when
-every rank has appended its KV, the layer counter is bumped: that is what lets a layer's pages leave the node.
+attention and MLP are sums over ranks; `ranks` adds them up (None: one rank). Right after the attention's sum, when
+every rank has appended its KV, the layer counter is bumped: that is what lets a layer's pages leave the node. Each rank has
+a part of the vocabulary: embeddings are summed up, logits gathered.
 
 Of the last layer only two things are used: its KV, and its output for the tokens whose logits are wanted. Nothing else of
 it is computed. A prefiller wants no logits: its last layer is three matrix products.
@@ -20,11 +21,9 @@ import torch.nn.functional as functional
 from pdd.errors import ModelError
 from pdd.model.attention import TORCH_DTYPES, Attention, Batch, LayerCounter
 from pdd.model.checkpoint import Checkpoint, Shard, rows_of
+from pdd.model.collectives import Collectives
 from pdd.model.config import ModelConfig
 from pdd.model.layers import Linear, make_linear, rms_norm, rope_tables, rotate
-
-Reduce = Callable[[torch.Tensor], None]  # in-place sum over the ranks
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Layer:
@@ -52,11 +51,11 @@ class LlamaModel:
         self._cos, self._sin = rope_tables(config, max_context, self.dtype)
 
     def forward(self, batch: Batch, attention: Attention, counter: LayerCounter,
-                reduce: Reduce | None = None) -> torch.Tensor | None:
+                ranks: Collectives | None = None) -> torch.Tensor | None:
         """Logits `[S, vocab_size]` of the batch's `logit_rows`, or None when it wants none."""
         attention.plan(batch)
         turn = (self._cos[batch.positions], self._sin[batch.positions])  # each [T, 1, head_dim]
-        x = functional.embedding(batch.tokens, self._embedding)  # [T, hidden]
+        x = self._embed(batch.tokens, ranks)  # [T, hidden]
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
             q, kv = self._project(layer, x, turn)
@@ -65,22 +64,32 @@ class LlamaModel:
             else:
                 attention.append(index, kv)
                 if batch.logit_rows is None:
-                    if reduce is not None:
-                        reduce(kv[:0])  # nothing to add up: it proves that every rank has appended
+                    if ranks is not None:
+                        ranks.ordered()  # every rank has appended
                     counter.bump()
                     return None
                 x, attended = x[batch.logit_rows], attention.run_logit_rows(index, q[batch.logit_rows])
             attended = layer.output(attended)
-            if reduce is not None:
-                reduce(attended)
+            if ranks is not None:
+                ranks.all_reduce(attended)
             counter.bump()
             x = x.add_(attended)
             out = self._mlp(layer, x)
-            if reduce is not None:
-                reduce(out)
+            if ranks is not None:
+                ranks.all_reduce(out)
             x = x.add_(out)
         wanted = x[batch.logit_rows] if batch.wants_all else x
-        return self._head(rms_norm(wanted, self._norm, self.config.rms_eps))
+        logits = self._head(rms_norm(wanted, self._norm, self.config.rms_eps))
+        return logits if ranks is None else ranks.all_gather_last(logits)
+
+    def _embed(self, tokens: torch.Tensor, ranks: Collectives | None) -> torch.Tensor:
+        if ranks is None:
+            return functional.embedding(tokens, self._embedding)
+        mine = tokens - self._vocabulary.start
+        is_mine = (mine >= 0) & (mine < len(self._embedding))
+        x = functional.embedding(mine.where(is_mine, 0), self._embedding) * is_mine[:, None]
+        ranks.all_reduce(x)
+        return x
 
     def _project(
         self, layer: _Layer, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]
@@ -107,14 +116,15 @@ class LlamaModel:
             ModelError: a tensor is missing, mis-shaped, or does not divide over the ranks.
         """
         config, hidden, vocab = self.config, self.config.hidden_size, self.config.vocab_size
-        self._embedding = self._take(checkpoint, "model.embed_tokens.weight", (vocab, hidden))
+        self._vocabulary = self.shard.part(vocab, "vocab_size")
+        self._embedding = self._take(checkpoint, "model.embed_tokens.weight", (vocab, hidden), self._vocabulary)
         for index in range(config.num_layers):
             self._layers.append(self._load_layer(checkpoint, f"model.layers.{index}."))
         self._norm = self._take(checkpoint, "model.norm.weight", (hidden,))
         if config.tie_embeddings:
             self._head = self._linear(self._embedding)
         else:
-            self._head = self._linear(self._take(checkpoint, "lm_head.weight", (vocab, hidden)))
+            self._head = self._linear(self._take(checkpoint, "lm_head.weight", (vocab, hidden), self._vocabulary))
 
     def _load_layer(self, checkpoint: Checkpoint, at: str) -> _Layer:
         config, shard, hidden, dim = self.config, self.shard, self.config.hidden_size, self.config.head_dim
@@ -157,9 +167,10 @@ class LlamaModel:
         bias = self._take(checkpoint, name + ".bias", (hidden,)) if has_bias and self.shard.rank == 0 else None
         return self._linear(weight, bias)
 
-    def _take(self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        tensor = torch.empty(shape, dtype=self.dtype)
-        checkpoint.copy_into(tensor, name, shape)
+    def _take(self, checkpoint: Checkpoint, name: str, shape: tuple[int, ...], rows: slice | None = None) -> torch.Tensor:
+        num_rows = shape[0] if rows is None else _length(rows)
+        tensor = torch.empty((num_rows, *shape[1:]), dtype=self.dtype)
+        checkpoint.copy_into(tensor, name, shape, rows=rows)
         self.param_bytes += tensor.nbytes
         return tensor
 

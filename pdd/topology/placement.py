@@ -119,21 +119,22 @@ def _group(topology: Topology, rail: RailGroup, ranks: tuple[int, ...], nics: tu
            why: str, threads: int) -> RankGroup:
     cores = _num_cores(topology, rail.cpus)
     spread = sum(bool(node.cpus) for node in topology.numa) > 1
-    fits = threads <= cores
+    fits = threads * len(ranks) <= cores
     reasons = [why]
     if spread and rail.numa is not None:
         reasons.append(rail.why)
     else:
         reasons.append("one NUMA node: nothing is pinned" if topology.one_node else "no NUMA node is known: nothing is pinned")
     if spread and not fits:
-        reasons.append(f"engine.threads = {threads} is more than the {cores} cores of the node: ranks may run anywhere")
+        many = f" for each of {len(ranks)} ranks" if len(ranks) > 1 else ""
+        reasons.append(f"engine.threads = {threads}{many} is more than the {cores} cores of the node: ranks may run anywhere")
     rates = [nic.rate_bits_per_second for nic in nics]
     rate = sum(each or 0 for each in rates) if nics and None not in rates else None
     pinned = spread and rail.numa is not None
     return RankGroup(
         device=rail.gpu, ranks=ranks, nics=tuple(nic.name for nic in nics), bind=bind, rate_bits_per_second=rate,
         numa=rail.numa if pinned else None, worker_cpus=rail.worker_cpus if pinned else (),
-        rank_cpus=rail.cpus if pinned and fits else (), threads=threads or cores, why=tuple(reasons),
+        rank_cpus=rail.cpus if pinned and fits else (), threads=threads or max(1, cores // max(1, len(ranks))), why=tuple(reasons),
     )
 
 

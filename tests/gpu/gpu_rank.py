@@ -7,7 +7,7 @@ import socket
 import sys
 
 from pdd.engine.kv_memory import GpuKv
-from pdd.engine.rank_protocol import Channel, RankInit, RankReady, Shutdown
+from pdd.engine.rank_protocol import Channel, KvSize, RankFits, RankInit, RankReady, Shutdown
 from pdd.fabric import _native as native
 from pdd.kv.layout import KvLayout
 from tests.gpu.cuda import Cuda
@@ -19,6 +19,8 @@ def main(fd: int) -> None:
     channel = Channel(socket.socket(fileno=fd))
     init = channel.receive()
     assert isinstance(init, RankInit)
+    channel.send(RankFits(8))
+    assert channel.receive() == KvSize(8)
     layout = KvLayout(num_layers=2, num_pages=8, num_kv_heads=2, page_size=init.page_size, head_dim=16, dtype="bfloat16")
     memory = GpuKv(layout.region_bytes, "cuda")
     mapped = native.DeviceMemory.import_fd(memory.device, memory.fd, layout.region_bytes)

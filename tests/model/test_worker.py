@@ -19,13 +19,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from pdd.engine import group_memory
 from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
 from pdd.engine.rank_process import rank_environment
 from pdd.engine.rank_protocol import (
     Channel,
     ChannelClosed,
+    KvSize,
     ProtocolError,
     RankFailed,
+    RankFits,
     RankInit,
     RankProgress,
     RankReady,
@@ -82,10 +85,13 @@ def rank(code: str = FAKE_NATIVE) -> Iterator[tuple[Channel, subprocess.Popen[by
 def started(channel: Channel, init: RankInit) -> tuple[RankReady, tuple[int, ...], list[str]]:
     channel.send(init)
     phases = []
-    while isinstance(message := channel.receive(60), RankProgress):
+    while not isinstance(message := channel.receive(60), RankReady):
+        if isinstance(message, RankFits):
+            channel.send(KvSize(message.num_pages))
+            continue
+        assert isinstance(message, RankProgress), message
         phases.append(message.phase)
         assert 0 <= message.done_bytes <= message.total_bytes
-    assert isinstance(message, RankReady), message
     return message, channel.take_fds(), phases
 
 
@@ -142,7 +148,6 @@ def test_a_ranks_life(model: Path) -> None:
     ({"max_context": 10**6}, ConfigError, EXIT_CONFIG, "max_context 1000000 is more than the 4096", "at most 4096"),
     ({"max_context": 1}, ConfigError, EXIT_CONFIG, "needs room for two tokens", "Raise kv.num_pages, or model.max_"),
     ({"page_size": 1, "num_pages": 1}, ConfigError, EXIT_CONFIG, "needs room for two tokens", "Raise kv.num_pages"),
-    ({"world": 2}, ConfigError, EXIT_CONFIG, "2 ranks is not supported yet", "with one rank"),
     ({"num_pages": 0, "memory_fraction": 1e-12}, LimitError, EXIT_LIMITS, "does not hold one page", "memory_fraction"),
     ({"num_pages": 10**12}, LimitError, EXIT_LIMITS, "1000000000000 pages of KV take", "would fit"),
 ])
@@ -154,12 +159,45 @@ def test_a_failed_start_says_why(model: Path, changes: dict[str, object], kind: 
     assert hint in failed.hint
 
 
-def failed_start(init: RankInit, exit_code: int, code: str = FAKE_NATIVE) -> PddError:
+@pytest.mark.parametrize(("tp", "why"), [
+    (3, "num_attention_heads (4) does not divide over 3 ranks; intermediate_size (128) does not divide over 3 ranks"),
+    (8, "num_attention_heads (4) does not divide over 8 ranks"),
+])
+def test_ranks_that_the_model_does_not_divide_over_are_refused_by_name(model: Path, tp: int, why: str) -> None:
+    fd = group_memory.create(tp)
+    try:
+        failed = failed_start(init_for(model, world=tp), EXIT_CONFIG, fds=(fd,))
+    finally:
+        os.close(fd)
+    assert type(failed) is ConfigError
+    assert str(failed).startswith(f"this model cannot run on {tp} ranks: {why}")
+    assert failed.hint == "Set engine.tp (--tp) to one of 1, 2, 4."
+
+
+def test_the_daemon_chooses_the_size_of_the_pool(model: Path) -> None:
+    with rank() as (channel, _):
+        channel.send(init_for(model, warm_up=False))
+        while isinstance(message := channel.receive(60), RankProgress):
+            pass
+        assert message == RankFits(32)
+        channel.send(KvSize(7))
+        while isinstance(message := channel.receive(60), RankProgress):
+            pass
+        assert isinstance(message, RankReady)
+        assert message.num_pages == 7
+        fds = channel.take_fds()
+        assert os.fstat(fds[0]).st_size == message.kv_bytes == message.layout.region_bytes
+        for fd in fds:
+            os.close(fd)
+
+
+def failed_start(init: RankInit, exit_code: int, code: str = FAKE_NATIVE, fds: tuple[int, ...] = ()) -> PddError:
     """The error that the daemon raises for a start that fails; the rank's exit code is the same as the daemon's."""
     with rank(code) as (channel, process):
-        channel.send(init)
-        while isinstance(failed := channel.receive(60), RankProgress):
-            pass
+        channel.send(init, fds)
+        while isinstance(failed := channel.receive(60), RankProgress | RankFits):
+            if isinstance(failed, RankFits):
+                channel.send(KvSize(failed.num_pages))
         assert isinstance(failed, RankFailed), failed
         assert process.wait(10) == exit_code
     error = failed.to_error()
@@ -234,8 +272,9 @@ def test_a_missing_native_core_is_told(model: Path) -> None:
     code = "import sys; sys.modules['pdd.fabric._native'] = None; from pdd.engine.worker import main; sys.exit(main())"
     with rank(code) as (channel, process):
         channel.send(init_for(model, warm_up=False))
-        while isinstance(failed := channel.receive(60), RankProgress):
-            pass
+        while isinstance(failed := channel.receive(60), RankProgress | RankFits):
+            if isinstance(failed, RankFits):
+                channel.send(KvSize(failed.num_pages))
         assert isinstance(failed, RankFailed)
         assert "native core cannot be loaded" in failed.message
         assert process.wait(10) == EXIT_CONFIG

@@ -264,6 +264,33 @@ def test_every_rank_that_is_late_is_named_and_killed(make: Make, behaviour: str,
         assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "world", "who"),
+    [("wait in step@0,hang in step@1", 2, "rank 1 did not finish step 0 within 0.5 s and was killed; rank 0 waited for it"),
+     ("wait in step@0,hang in step@1,wait in step@2,hang in step@3", 4,
+      "ranks 1, 3 did not finish step 0 within 0.5 s and were killed; ranks 0, 2 waited for them")],
+)
+def test_of_ranks_that_are_late_those_that_the_others_wait_for_are_named(make: Make, behaviour: str, world: int, who: str) -> None:
+    executor = make(behaviour, world=world, step_timeout=0.5)
+    assert str(step_of(executor)).startswith(who)
+    for rank in executor._ranks:
+        rank.process.wait(PATIENCE_SECONDS)
+        assert rank.process.returncode == -signal.SIGKILL
+
+
+def test_ranks_that_wait_for_a_dead_one_are_not_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdd.engine.executor.SHUTDOWN_SECONDS", 10 * PATIENCE_SECONDS)
+    executor = make("wait in step@0,die in step@1", world=2, step_timeout=10 * PATIENCE_SECONDS)
+    assert "rank 1" in str(step_of(executor))
+    executor.close()
+    assert executor._ranks[0].process.returncode == -signal.SIGKILL
+
+
+def test_the_pool_is_as_large_as_the_rank_with_least_room_says(make: Make) -> None:
+    infos = make("has room for 3@1", world=4).start()
+    assert [info.ready.num_pages for info in infos] == [3] * 4
+
+
 def test_a_rank_that_does_not_read_is_late_too(make: Make) -> None:
     """The plan does not fit the socket: no send may wait for a rank longer than the step may take."""
     error = step_of(make("deaf@0", world=2, step_timeout=0.5), num_tokens=1_000_000)
