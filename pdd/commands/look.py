@@ -76,6 +76,7 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
         [
             f"{doc['name']} {doc['role']} {paint_state(options, doc['state'])}{phase}{drain}",
             show_duration(doc["uptime_seconds"]),
+            *([f"tp {tp}"] if (tp := _tp(doc)) > 1 else []),
             f"running {doc['running']}/{doc['max_batch_size']}",
             f"waiting {doc['waiting']}",
             f"wait kv {doc['waiting_for_kv']}",
@@ -86,6 +87,11 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
             *([f"({'; '.join(doc['reasons'])})"] if doc["reasons"] and not (starting and phase) else []),
         ]
     )
+
+
+def _tp(doc: dict[str, Any]) -> int:
+    """Ranks of each engine; 0 before they are loaded."""
+    return len(doc.get("ranks") or ()) // max(1, len(doc.get("groups") or ()))
 
 
 def _share(rate: float, doc: dict[str, Any]) -> str:

@@ -5,8 +5,8 @@ of all. So there is one barrier a piece: the next piece uses the other turn's sl
 when every rank has come to a barrier behind its reading of these. Sums are taken in rank order, in float32, and rounded
 once: the same bits on every rank.
 
-Measured on 2 shared cores (2026-12-01), all ranks one thread, sum of [8, 576] float32 over two ranks: see the log in
-DESIGN.md, which has gloo over loopback beside it. Ranks are processes of one host; several hosts are not thought of.
+A sum of [8, 576] float32 over two ranks of one thread each takes 20 us, 34 us when none looks before it sleeps (2 cores of an
+idle machine, 2026-12-01); gloo over loopback took 465 us there, and 3.6 ms for one in ten. Ranks are processes of one host.
 """
 
 from __future__ import annotations

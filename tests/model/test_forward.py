@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import random
 import threading
 from pathlib import Path
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from pdd.engine import group_memory
 from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
+from pdd.engine.rank_group import RankGroup
 from pdd.engine.rank_runner import BadPlan
 from pdd.kv.layout import KvLayout
 from pdd.model.attention import Batch, Rows, Segment
@@ -147,29 +150,24 @@ def test_tokens_do_not_depend_on_the_batch(tmp_path: Path) -> None:
 
 
 def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
-    """Tensor parallel shards, summed by a thread barrier as an all-reduce would."""
+    """Tensor parallel shards, the ranks being threads."""
     for family, kv_heads in (("qwen2", 2), ("llama", 1)):  # shared out; replicated
         write_demo_model(directory := tmp_path / family, family, num_kv_heads=kv_heads)
         config = load_config(directory)
         prompt = text(3, 33)
         batch = _one_segment(prompt)
         whole = _logits(directory, config, Shard(), batch, None)
-        barrier, shared, results = threading.Barrier(2), {}, {}
+        fd, results = group_memory.create(2), {}
 
-        def rank(index: int, directory=directory, config=config, batch=batch, barrier=barrier, shared=shared,
-                 results=results) -> None:
-            def reduce(x: torch.Tensor) -> None:
-                shared[index] = x.clone()
-                barrier.wait(10)
-                x.copy_(shared[0] + shared[1])
-                barrier.wait(10)
-            results[index] = _logits(directory, config, Shard(index, 2), batch, reduce)
+        def rank(index: int, directory=directory, config=config, batch=batch, fd=fd, results=results) -> None:
+            results[index] = _logits(directory, config, Shard(index, 2), batch, RankGroup(fd, index, 2))
 
         threads = [threading.Thread(target=rank, args=(index,)) for index in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(30)
+        os.close(fd)
         for index in range(2):
             torch.testing.assert_close(results[index], whole, atol=1e-4, rtol=1e-4)
 
@@ -212,12 +210,12 @@ def _one_segment(prompt: list[int]) -> Batch:
                  torch.tensor([count - 1]), Rows(table[None, :], np.array([count])))
 
 
-def _logits(directory: Path, config, shard: Shard, batch: Batch, reduce) -> torch.Tensor:
+def _logits(directory: Path, config, shard: Shard, batch: Batch, ranks: RankGroup | None) -> torch.Tensor:
     model = load_model(directory, config, dtype="float32", max_context=256, shard=shard)
     layout = KvLayout(config.num_layers, 8, model.num_kv_heads, 16, config.head_dim, "float32")
     attention = TorchAttention(layout, torch.zeros(layout.shape), model.num_heads)
     with torch.inference_mode():
-        return model.forward(batch, attention, FakeCounter(), reduce)
+        return model.forward(batch, attention, FakeCounter(), ranks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
