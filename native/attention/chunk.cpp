@@ -28,7 +28,7 @@ ChunkAttention::ChunkAttention(const Geometry& geometry, int num_pages, int num_
 }
 
 void ChunkAttention::run(const void* layer, const int64_t* table, int num_table, int start, int qo_len, const void* q,
-                         int64_t q_stride, void* out) {
+                         int64_t q_stride, void* out, int window) {
     const int kv_len = start + qo_len;
     const int num_needed = (kv_len + geometry_.page_size - 1) / geometry_.page_size;
     if (start < 0 || qo_len < 1 || num_needed > num_table)
@@ -43,7 +43,7 @@ void ChunkAttention::run(const void* layer, const int64_t* table, int num_table,
     }
     const auto words = static_cast<size_t>(packed_words(kv_len, geometry_.head_dim)) * geometry_.num_kv_heads;
     if (keys_.size() < words) keys_.resize(words), values_.resize(words);
-    chunk_ = {static_cast<const uint16_t*>(q), q_stride, layer, table_.data(), start, qo_len,
+    chunk_ = {static_cast<const uint16_t*>(q), q_stride, layer, table_.data(), start, qo_len, window,
               static_cast<uint16_t*>(out)};
     pool_.run(geometry_.num_kv_heads, pack_task, this);
     const int blocks = (qo_len + kQueryBlock - 1) / kQueryBlock;

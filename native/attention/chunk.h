@@ -21,9 +21,10 @@ class ChunkAttention {
 
     // One chunk of one layer: queries at positions [start, start + qo_len) over the pages that `table` names, of which
     // start + qo_len tokens are there, the chunk's own included. q: rows of [num_heads][head_dim], `q_stride` values
-    // apart. Throws std::out_of_range for a page that the region does not have, or too few of them.
+    // apart. window: tokens that a query sees, its own included; 0: all. Throws std::out_of_range for a page that the
+    // region does not have, or too few of them.
     void run(const void* layer, const int64_t* table, int num_table, int start, int qo_len, const void* q,
-             int64_t q_stride, void* out);
+             int64_t q_stride, void* out, int window);
 
   private:
     static void pack_task(void* context, int task, int thread);

@@ -12,8 +12,7 @@
 namespace pdd::attention {
 namespace {
 
-constexpr int kRows = 8;        // queries done together
-constexpr int kKeyBlock = 128;  // keys scored at a time: K and V of them are 32 KB at head_dim 64
+constexpr int kRows = 8;  // queries done together
 constexpr float kNever = -1e30f;
 
 PDD_INLINE __m512 load16(const float* p) {
@@ -51,9 +50,15 @@ PDD_INLINE void score_block(const Block& block, const uint32_t* keys, int dim, f
     }
 }
 
-// Hides the keys after `last` (counted from the block's first).
-PDD_INLINE void hide_after(float* scores, int num_keys, int last) {
+// Hides the keys before `first` and after `last` (counted from the block's first).
+PDD_INLINE void hide_outside(float* scores, int num_keys, int first, int last) {
+    for (int i = 0; i < first && i < num_keys; ++i) scores[i] = kNever;
     for (int i = last < 0 ? 0 : last + 1; i < num_keys; ++i) scores[i] = kNever;
+}
+
+// The earliest key that a query at `position` sees.
+PDD_INLINE int earliest(const Chunk& chunk, int position) {
+    return chunk.window > 0 && chunk.window <= position ? position - chunk.window + 1 : 0;
 }
 
 // Scores to weights, as pairs of bf16; returns by how much what was summed before must shrink.
@@ -112,7 +117,10 @@ void pack_chunk_bf16(const Geometry& geometry, const Chunk& chunk, int kv_head, 
         return base + chunk.table[key / geometry.page_size] * (geometry.num_kv_heads * 2 * tile) +
                static_cast<int64_t>(key % geometry.page_size) * dim;
     };
-    for (int first = 0; first < kv_len; first += kKeyGroup, keys += kKeyGroup * pairs, values += kKeyGroup * pairs) {
+    const int begin = earliest(chunk, chunk.start) / kKeyBlock * kKeyBlock;
+    keys += static_cast<int64_t>(begin) * pairs, values += static_cast<int64_t>(begin) * pairs;
+    for (int first = begin; first < kv_len;
+         first += kKeyGroup, keys += kKeyGroup * pairs, values += kKeyGroup * pairs) {
         for (int i = 0; i < kKeyGroup; ++i) {
             const auto* k = first + i < kv_len ? reinterpret_cast<const uint32_t*>(row(first + i)) : nullptr;
             for (int pair = 0; pair < pairs; ++pair) keys[pair * kKeyGroup + i] = k != nullptr ? k[pair] : 0;
@@ -140,11 +148,14 @@ void attend_chunk_bf16(const Geometry& geometry, const Chunk& chunk, int head, i
     for (int i = 0; i < kQueryBlock * dim; i += kLanes) store(out + i, Floats{});
     for (int r = 0; r < kQueryBlock; ++r) largest[r] = -3e38f, total[r] = 0;
     const int seen = chunk.start + first + num;  // keys that the last query sees
-    for (int first_key = 0; first_key < seen; first_key += kKeyBlock) {
+    const int begin = earliest(chunk, chunk.start + first) / kKeyBlock * kKeyBlock;
+    for (int first_key = begin; first_key < seen; first_key += kKeyBlock) {
         const int left = (seen - first_key + kKeyGroup - 1) / kKeyGroup * kKeyGroup;
         for (int r0 = 0; r0 < num; r0 += kRows) {
             const int position = chunk.start + first + r0;  // of the first of these queries
-            if (first_key >= position + kRows) continue;    // none of them sees the block
+            const int oldest = earliest(chunk, position);
+            if (first_key >= position + kRows || first_key + kKeyBlock <= oldest)
+                continue;  // none of them sees the block
             Block block{{}, first_key, left < kKeyBlock ? left : kKeyBlock};
             for (int r = 0; r < kRows; ++r) {
                 const int index = first + (r0 + r < num ? r0 + r : num - 1);
@@ -153,7 +164,9 @@ void attend_chunk_bf16(const Geometry& geometry, const Chunk& chunk, int head, i
             score_block(block, keys, dim, geometry.scale, scores);
             float shrink[kRows];
             for (int r = 0; r < kRows; ++r) {
-                hide_after(scores + r * kKeyBlock, block.num_keys, position + r - first_key);
+                // A row that sees nothing of its first block weighs it all alike; what it sees later shrinks that to 0.
+                hide_outside(scores + r * kKeyBlock, block.num_keys, earliest(chunk, position + r) - first_key,
+                             position + r - first_key);
                 shrink[r] = weigh(scores + r * kKeyBlock, block.num_keys, largest + r0 + r, total + r0 + r,
                                   weights + r * (kKeyBlock / 2));
             }

@@ -69,8 +69,9 @@ void DecodeAttention::plan(const int64_t* tables, const int64_t* kv_lens, int nu
     width_ = width;
 }
 
-void DecodeAttention::run(const void* layer, const void* q, int64_t q_stride, void* out) {
+void DecodeAttention::run(const void* layer, const void* q, int64_t q_stride, void* out, int window) {
     layer_ = layer;
+    window_ = window;
     q_ = static_cast<const char*>(q);
     out_ = static_cast<char*>(out);
     q_stride_bytes_ = q_stride * (geometry_.bf16 ? 2 : 4);
@@ -82,8 +83,13 @@ void DecodeAttention::attend_task(void* context, int task, int thread) {
     const Geometry& geometry = self.geometry_;
     const int row = task / geometry.num_kv_heads;
     const int64_t out_stride = static_cast<int64_t>(geometry.num_heads) * geometry.head_dim * (geometry.bf16 ? 2 : 4);
-    const Row view{self.q_ + row * self.q_stride_bytes_, self.layer_,
-                   self.tables_.data() + static_cast<int64_t>(row) * self.width_, self.kv_lens_[row],
+    const int32_t kv_len = self.kv_lens_[row];
+    const int32_t begin = self.window_ > 0 && self.window_ < kv_len ? kv_len - self.window_ : 0;
+    const Row view{self.q_ + row * self.q_stride_bytes_,
+                   self.layer_,
+                   self.tables_.data() + static_cast<int64_t>(row) * self.width_,
+                   begin,
+                   kv_len,
                    self.out_ + row * out_stride};
     self.attend_(geometry, view, task % geometry.num_kv_heads,
                  self.scratch_base_ + static_cast<int64_t>(thread) * self.scratch_stride_);

@@ -21,8 +21,9 @@ class DecodeAttention {
     // Throws std::out_of_range when a page is not in the region: nothing is read through such a table.
     void plan(const int64_t* tables, const int64_t* kv_lens, int num_rows, int width);
 
-    // q: rows of [num_heads][head_dim], `q_stride` values apart. out: [num_rows][num_heads][head_dim].
-    void run(const void* layer, const void* q, int64_t q_stride, void* out);
+    // q: rows of [num_heads][head_dim], `q_stride` values apart. out: [num_rows][num_heads][head_dim]. window: each row
+    // attends to its last `window` tokens; 0: to all.
+    void run(const void* layer, const void* q, int64_t q_stride, void* out, int window);
 
     // "x86-64-v4", "x86-64-v3" or "base".
     const char* instruction_set() const { return instruction_set_; }
@@ -41,6 +42,7 @@ class DecodeAttention {
     const char* q_ = nullptr;
     char* out_ = nullptr;
     int64_t q_stride_bytes_ = 0;
+    int window_ = 0;
     Pool pool_;
 };
 

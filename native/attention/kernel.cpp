@@ -136,13 +136,13 @@ void attend_group(const Geometry& geometry, const Row& row, const Tiles<T>& keys
     values.base += static_cast<int64_t>(geometry.page_size) * dim;
     float largest[G], total[G];
     for (int g = 0; g < G; ++g) largest[g] = -3e38f, total[g] = 0;
-    for (int first = 0; first < row.kv_len; first += kChunk) {
+    for (int first = row.begin; first < row.kv_len; first += kChunk) {
         const int count = row.kv_len - first < kChunk ? row.kv_len - first : kChunk;
         score<T, G>(keys, q, first, count, row.kv_len, scores);
         for (int g = 0; g < G; ++g) {
             float most = largest[g];
             for (int i = 0; i < count; ++i) most = scores[g * kChunk + i] > most ? scores[g * kChunk + i] : most;
-            if (first > 0 && most > largest[g]) {  // what is summed so far was relative to a smaller maximum
+            if (first > row.begin && most > largest[g]) {  // what is summed so far was relative to a smaller maximum
                 const float shrink = exp_nonpositive(splat(largest[g] - most))[0];
                 total[g] *= shrink;
                 for (int d = 0; d < dim; d += kLanes) store(out + g * dim + d, load(out + g * dim + d) * shrink);

@@ -19,11 +19,11 @@ struct Geometry {
 };
 
 struct Row {
-    const void* q;         // [num_heads][head_dim]
-    const void* layer;     // the pages of the layer
-    const int32_t* table;  // page numbers in token order
-    int32_t kv_len;        // tokens to attend to; at least 1
-    void* out;             // [num_heads][head_dim]
+    const void* q;          // [num_heads][head_dim]
+    const void* layer;      // the pages of the layer
+    const int32_t* table;   // page numbers in token order
+    int32_t begin, kv_len;  // attend to tokens [begin, kv_len); at least one
+    void* out;              // [num_heads][head_dim]
 };
 
 constexpr int kMaxGroup = 4;  // query heads done together

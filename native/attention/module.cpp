@@ -43,12 +43,12 @@ NB_MODULE(_attention, m) {
             "tables"_a, "kv_lens"_a, "num_rows"_a, "width"_a)
         .def(
             "run",
-            [](DecodeAttention& self, uintptr_t layer, uintptr_t q, int64_t q_stride, uintptr_t out) {
+            [](DecodeAttention& self, uintptr_t layer, uintptr_t q, int64_t q_stride, uintptr_t out, int window) {
                 const nb::gil_scoped_release unlocked;
                 self.run(reinterpret_cast<const void*>(layer), reinterpret_cast<const void*>(q), q_stride,
-                         reinterpret_cast<void*>(out));
+                         reinterpret_cast<void*>(out), window);
             },
-            "layer"_a, "q"_a, "q_stride"_a, "out"_a)
+            "layer"_a, "q"_a, "q_stride"_a, "out"_a, "window"_a = 0)
         .def_prop_ro("instruction_set", &DecodeAttention::instruction_set);
     nb::class_<ChunkAttention>(m, "ChunkAttention")
         .def_static("supported", &ChunkAttention::supported)
@@ -63,10 +63,11 @@ NB_MODULE(_attention, m) {
         .def(
             "run",
             [](ChunkAttention& self, uintptr_t layer, uintptr_t table, int num_table, int start, int qo_len,
-               uintptr_t q, int64_t q_stride, uintptr_t out) {
+               uintptr_t q, int64_t q_stride, uintptr_t out, int window) {
                 const nb::gil_scoped_release unlocked;
                 self.run(reinterpret_cast<const void*>(layer), reinterpret_cast<const int64_t*>(table), num_table,
-                         start, qo_len, reinterpret_cast<const void*>(q), q_stride, reinterpret_cast<void*>(out));
+                         start, qo_len, reinterpret_cast<const void*>(q), q_stride, reinterpret_cast<void*>(out),
+                         window);
             },
-            "layer"_a, "table"_a, "num_table"_a, "start"_a, "qo_len"_a, "q"_a, "q_stride"_a, "out"_a);
+            "layer"_a, "table"_a, "num_table"_a, "start"_a, "qo_len"_a, "q"_a, "q_stride"_a, "out"_a, "window"_a = 0);
 }

@@ -10,9 +10,9 @@ class DecodeAttention:
     def plan(self, tables: int, kv_lens: int, num_rows: int, width: int) -> None:
         """Copies int64 `[num_rows, width]` page numbers and `[num_rows]` lengths. Raises IndexError for a page that the
         region does not have; then nothing can be run."""
-    def run(self, layer: int, q: int, q_stride: int, out: int) -> None:
+    def run(self, layer: int, q: int, q_stride: int, out: int, window: int = 0) -> None:
         """layer: the layer's pages `[pages, kv_heads, 2, page_size, head_dim]`. q: rows `q_stride` values apart.
-        out: `[num_rows, num_heads, head_dim]`."""
+        out: `[num_rows, num_heads, head_dim]`. window: the last tokens that are attended to; 0: all."""
     @property
     def instruction_set(self) -> str:
         """The kernel in use: "x86-64-v4", "x86-64-v3" or "base"."""
@@ -27,9 +27,10 @@ class ChunkAttention:
                  threads: int) -> None:
         """Raises ValueError when head_dim is no multiple of 32, heads do not form whole groups, or the CPU lacks it."""
     def run(self, layer: int, table: int, num_table: int, start: int, qo_len: int, q: int, q_stride: int,
-            out: int) -> None:
+            out: int, window: int = 0) -> None:
         """Queries at positions [start, start + qo_len), each over the keys up to its own position.
 
         layer: the layer's pages `[pages, kv_heads, 2, page_size, head_dim]`. table: int64 `[num_table]` page numbers.
-        q: rows `[num_heads, head_dim]`, `q_stride` values apart. out: `[qo_len, num_heads, head_dim]`. Raises IndexError
-        for a page that the region does not have, or too few of them."""
+        q: rows `[num_heads, head_dim]`, `q_stride` values apart. out: `[qo_len, num_heads, head_dim]`. window: tokens that
+        a query sees, its own included; 0: all. Raises IndexError for a page that the region does not have, or too few of
+        them."""

@@ -6,6 +6,8 @@ packs them once per chunk and layer. Both sum in float32. Everything else, appen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from pdd.kv.layout import KvLayout
@@ -17,7 +19,7 @@ _LANES = 16  # the kernel for single tokens takes a head_dim that is a multiple 
 
 
 def supports(layout: KvLayout) -> bool:
-    return layout.head_dim % _LANES == 0
+    return layout.head_dim % _LANES == 0 and layout.tiles == 2
 
 
 def supports_chunks(layout: KvLayout) -> bool:
@@ -28,22 +30,22 @@ class NativeAttention(TorchAttention):
     """See the module's docstring. Not safe for use by several threads."""
 
     def _rows_attention(self, kv: torch.Tensor) -> RowsAttention:
-        return NativeRowsAttention(self._layout, kv, self._num_heads)
+        return NativeRowsAttention(self._layout, kv, self._num_heads, self._windows)
 
     def _segments_attention(self, kv: torch.Tensor) -> SegmentsAttention:
         if not supports_chunks(self._layout):
             return super()._segments_attention(kv)
-        return NativeSegmentsAttention(self._layout, kv, self._num_heads)
+        return NativeSegmentsAttention(self._layout, kv, self._num_heads, self._windows)
 
 
 class NativeRowsAttention:
     """RowsAttention by the native kernel."""
 
-    def __init__(self, layout: KvLayout, kv: torch.Tensor, num_heads: int) -> None:
+    def __init__(self, layout: KvLayout, kv: torch.Tensor, num_heads: int, windows: Sequence[int]) -> None:
         self._kernel = DecodeAttention(
             num_heads=num_heads, num_kv_heads=layout.num_kv_heads, head_dim=layout.head_dim, page_size=layout.page_size,
             num_pages=layout.num_pages, bf16=kv.dtype == torch.bfloat16, threads=torch.get_num_threads())
-        self._layers = [layer.data_ptr() for layer in kv]
+        self._layers, self._windows = [layer.data_ptr() for layer in kv], windows
         self._kv = kv  # keeps the memory behind the addresses
 
     def plan(self, rows: Rows) -> None:
@@ -51,18 +53,18 @@ class NativeRowsAttention:
         self._kernel.plan(rows.tables.ctypes.data, rows.kv_lens.ctypes.data, num_rows, width)
 
     def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        self._kernel.run(self._layers[layer], q.data_ptr(), q.stride(0), out.data_ptr())
+        self._kernel.run(self._layers[layer], q.data_ptr(), q.stride(0), out.data_ptr(), self._windows[layer])
 
 
 class NativeSegmentsAttention:
     """SegmentsAttention by the native kernel, bf16. Measured on one core (Zen 4, 9 query and 3 KV heads of 64, 2026-11-30):
     1,024 tokens at once 13 ms, torch's SDPA 24 to 38 ms; the second 512 of them 10 and 33 ms."""
 
-    def __init__(self, layout: KvLayout, kv: torch.Tensor, num_heads: int) -> None:
+    def __init__(self, layout: KvLayout, kv: torch.Tensor, num_heads: int, windows: Sequence[int]) -> None:
         self._kernel = ChunkAttention(
             num_heads=num_heads, num_kv_heads=layout.num_kv_heads, head_dim=layout.head_dim, page_size=layout.page_size,
             num_pages=layout.num_pages, threads=torch.get_num_threads())
-        self._layers = [layer.data_ptr() for layer in kv]
+        self._layers, self._windows = [layer.data_ptr() for layer in kv], windows
         self._kv = kv  # keeps the memory behind the addresses
 
     def plan(self, segments: tuple[Segment, ...]) -> None:
@@ -72,4 +74,5 @@ class NativeSegmentsAttention:
         for each in self._segments:
             queries, target = q[each.begin : each.end], out[each.begin : each.end]
             self._kernel.run(self._layers[layer], each.table.ctypes.data, len(each.table), each.start,
-                             each.end - each.begin, queries.data_ptr(), queries.stride(0), target.data_ptr())
+                             each.end - each.begin, queries.data_ptr(), queries.stride(0), target.data_ptr(),
+                             self._windows[layer])
