@@ -148,11 +148,12 @@ class Engine(Section):
         default=1,
         ge=1,
         le=64,
-        description="Rank processes that compute together, each with a part of the model and of the KV. It must divide the model's "
-        "attention heads, MLP and vocabulary. Nodes that work together may differ.",
+        description="Rank processes that compute together, each with a part of the model and of the KV. It must divide the "
+        "model's attention heads and MLP. Nodes that work together may differ.",
     )
     threads: int = Field(
-        default=0, ge=0, le=1024, description="CPU threads of a rank. 0: the cores of its NUMA node, shared with its other ranks."
+        default=0, ge=0, le=1024,
+        description="CPU threads of a rank. 0: the cores of its NUMA node, shared with its other ranks.",
     )
     step_timeout: Duration = Field(
         default=30.0, gt=0, description="A step that takes longer means a hung rank: the daemon exits 75."

@@ -187,7 +187,8 @@ class Node:
         assert self.placement is not None
         [place] = self.placement.groups
         init = RankInit(
-            str(self._model_dir), world=config.engine.tp, dtype=config.model.dtype, page_size=config.kv.page_size, num_pages=config.kv.num_pages,
+            str(self._model_dir), world=config.engine.tp, dtype=config.model.dtype,
+            page_size=config.kv.page_size, num_pages=config.kv.num_pages,
             memory_fraction=config.kv.memory_fraction, max_context=config.model.max_context,
             max_batch_size=config.engine.max_batch_size, max_batch_tokens=config.engine.max_batch_tokens,
             threads=place.threads, cpus=place.rank_cpus, numa=place.numa,

@@ -231,7 +231,8 @@ class RankExecutor:
             return True
 
         try:
-            self._exchange([encode_frame(KvSize(num_pages))] * self._init.world, take, "its start", deadline, self._start_timeout)
+            sizes = [encode_frame(KvSize(num_pages))] * self._init.world
+            self._exchange(sizes, take, "its start", deadline, self._start_timeout)
         finally:
             self._infos = tuple(infos[rank] for rank in sorted(infos))  # `close` closes what has come
 
@@ -249,7 +250,8 @@ class RankExecutor:
 
         for rank, channel in enumerate(self._channels):
             with contextlib.suppress(ChannelClosed):  # which is heard below
-                channel.send(msgspec.structs.replace(self._init, rank=rank), () if self._group_fd is None else (self._group_fd,))
+                shared = () if self._group_fd is None else (self._group_fd,)
+                channel.send(msgspec.structs.replace(self._init, rank=rank), shared)
         self._exchange([], take, "its start", deadline, self._start_timeout)
         return fits
 

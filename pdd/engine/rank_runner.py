@@ -19,7 +19,7 @@ from pdd.errors import EngineError
 from pdd.kv.layout import KvLayout
 from pdd.model.attention import Attention, Batch, LayerCounter, Rows, Segment
 from pdd.model.collectives import Collectives
-from pdd.model.llama import LlamaModel
+from pdd.model.transformer import Transformer
 
 
 class BadPlan(EngineError):
@@ -36,7 +36,7 @@ class _RowState:
 class RankRunner:
     """Owns the rows of a rank. `run` once per step, on one thread."""
 
-    def __init__(self, model: LlamaModel, attention: Attention, layout: KvLayout, counter: LayerCounter, *,
+    def __init__(self, model: Transformer, attention: Attention, layout: KvLayout, counter: LayerCounter, *,
                  max_context: int, ranks: Collectives | None = None) -> None:
         """ranks: the way to the others of the group; None: there are none."""
         self._model = model

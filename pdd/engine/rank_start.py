@@ -27,14 +27,14 @@ from pdd.engine.rank_runner import RankRunner
 from pdd.errors import HOW_TO_INSTALL, ConfigError, LimitError, ModelError, NotInstalled
 from pdd.kv.layout import DTYPE_BYTES, KvLayout
 from pdd.model.attention import Attention, LayerCounter
-from pdd.model.attn_torch import TorchAttention
-from pdd.model.checkpoint import Shard
+from pdd.model.backends import make_attention
 from pdd.model.collectives import Collectives
-from pdd.model.config import ModelConfig, fingerprint, load_config
+from pdd.model.config import fingerprint, load_config
 from pdd.model.folder import COPY_AGAIN, check_context
-from pdd.model.llama import LlamaModel, load_model
 from pdd.model.safetensors_file import read_directory
+from pdd.model.shard import Shard
 from pdd.model.tensor_parallel import check_tp
+from pdd.model.transformer import Transformer, load_model
 from pdd.topology import pinning
 from pdd.units import show_bytes
 
@@ -84,14 +84,14 @@ def start_rank(
                            progress=_throttled("weights", report))
     if group is not None:
         group.ordered()
-    one = _layout_of_one(init, config, model, dtype)
+    one = config.kv_shape(dtype).layout_over(init.world, init.page_size, 1)
     num_pages = agree(RankFits(_num_pages(init, one, max_context)))
     layout = dataclasses.replace(one, num_pages=num_pages)
     memory = HostKv(layout.region_bytes)
     refused.append(pinning.place_memory(memory.mapping, init.numa))
     report(RankProgress("kv", layout.region_bytes, layout.region_bytes))
     kv = memory.tensor(layout)
-    attention, attention_name = make_attention(layout, kv, model.num_heads)
+    attention, attention_name = make_attention(model, layout, kv)
     if init.warm_up:
         report(RankProgress("warm-up", 0, 1))
         _warm_up(model, attention, group, layout, kv, max_context, init.max_batch_tokens)
@@ -142,12 +142,6 @@ def _check_weights_fit(model_dir: Path, dtype: str, group: Collectives | None) -
                          hint="Free or add memory, raise the memory limit of the service, or choose a smaller model.")
 
 
-def _layout_of_one(init: RankInit, config: ModelConfig, model: LlamaModel, dtype: str) -> KvLayout:
-    """Of a pool of one page."""
-    return KvLayout(num_layers=config.num_layers, num_pages=1, num_kv_heads=model.num_kv_heads,
-                    page_size=init.page_size, head_dim=config.head_dim, dtype=dtype)
-
-
 def _num_pages(init: RankInit, one: KvLayout, max_context: int) -> int:
     """What was asked for, or what fits when every rank takes as much of the same memory."""
     num_pages, free, all_ranks = init.num_pages, free_memory(), one.region_bytes * init.world
@@ -170,17 +164,6 @@ def _num_pages(init: RankInit, one: KvLayout, max_context: int) -> int:
     return num_pages
 
 
-def make_attention(layout: KvLayout, kv: torch.Tensor, num_heads: int) -> tuple[Attention, str]:
-    """(the fastest backend that is built and takes this geometry, its name for the daemon's status)."""
-    try:
-        from pdd.model.attn_native import NativeAttention, supports
-    except ImportError:
-        return TorchAttention(layout, kv, num_heads), "torch"
-    if not supports(layout):
-        return TorchAttention(layout, kv, num_heads), "torch"
-    return NativeAttention(layout, kv, num_heads), "native"
-
-
 def _make_counter(rank: int) -> tuple[LayerCounter, tuple[int, ...]]:
     """(the counter, its descriptor): rank 0 counts for all ranks."""
     if rank > 0:
@@ -199,7 +182,7 @@ class _NoCounter:
         return 0
 
 
-def _warm_up(model: LlamaModel, attention: Attention, group: Collectives | None, layout: KvLayout, kv: torch.Tensor,
+def _warm_up(model: Transformer, attention: Attention, group: Collectives | None, layout: KvLayout, kv: torch.Tensor,
              max_context: int, max_batch_tokens: int) -> None:
     """One prefill and one decode step, so that the first real step does not pay for one-time set-up (JIT of
     kernels)."""

@@ -1,99 +1,73 @@
-"""Loads one rank's slices of a safetensors checkpoint.
+"""Reads slices of the tensors of a safetensors checkpoint into memory of the caller's.
 
-Files are mapped, not read: a rank touches only the bytes of its own slices. Progress is reported in bytes of the mapped
-tensors that have been taken. How a model's tensors divide over ranks is said by `Shard`; which tensors there are is the
-model's business (model/llama.py).
+Files are mapped: only the pages of the wanted slices are read, a band of rows at a time, and each band is given back to the
+kernel once it is copied, so that a checkpoint is never in memory next to its copy. fp8 weights with a scale per block
+(`NAME_scale_inv`) are multiplied out on the way, also where a slice begins within a block. Which tensors there are, and
+which slices a rank keeps, is model/tensors.py's business.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import mmap
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from pdd.errors import ModelError
+from pdd.model.architecture import ModelConfig
+from pdd.model.inventory import SCALE_SUFFIX, SCALED, take_stock
 from pdd.model.safetensors_file import TensorEntry, read_directory
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Shard:
-    """One rank of a tensor-parallel group."""
-
-    rank: int = 0
-    world: int = 1
-
-    def part(self, size: int, what: str) -> slice:
-        """This rank's contiguous share of `size` equal things (query heads, rows of the MLP)."""
-        if size % self.world:
-            raise ModelError(f"{what} ({size}) does not divide over {self.world} ranks")
-        share = size // self.world
-        return slice(self.rank * share, (self.rank + 1) * share)
-
-    def kv_heads(self, num_kv_heads: int) -> slice:
-        """This rank's KV heads: its share, or the one head it has a copy of when there are more ranks than heads."""
-        if self.world <= num_kv_heads:
-            return self.part(num_kv_heads, "num_key_value_heads")
-        if self.world % num_kv_heads:
-            raise ModelError(f"{self.world} ranks are no multiple of num_key_value_heads ({num_kv_heads})")
-        head = self.rank // (self.world // num_kv_heads)
-        return slice(head, head + 1)
-
-
-def rows_of(heads: slice, head_dim: int) -> slice:
-    """Rows of a projection that belong to `heads`."""
-    return slice(heads.start * head_dim, heads.stop * head_dim)
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
+           "F8_E4M3": torch.float8_e4m3fn}
+_BAND_BYTES = 32 << 20  # of a file's pages that are mapped in at a time
+_FAULT_AROUND = 2 << 20  # the kernel maps what the page cache has around a fault, up to the largest folio
 
 
 class Checkpoint:
-    """The mapped tensors of a model folder."""
+    """The mapped tensors of a model folder, which are all there (model/inventory.py)."""
 
-    def __init__(self, model_dir: Path, progress: Callable[[int, int], None] | None = None) -> None:
-        self.model_dir = model_dir
-        self._entries = read_directory(model_dir)
-        self._maps: dict[Path, mmap.mmap] = {}
-        self._progress = progress
-        self._done_bytes = 0
-        self._total_bytes = sum(entry.nbytes for entry in self._entries.values())
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._entries
-
-    def copy_into(self, target: torch.Tensor, name: str, shape: tuple[int, ...], rows: slice | None = None,
-                  columns: slice | None = None) -> None:
-        """Copies a slice of tensor `name` into `target`, converting to its dtype.
-
-        Raises:
-            ModelError: the tensor is missing, is of another shape than `shape`, or of a type that is not floating
-            point.
+    def __init__(self, model_dir: Path, config: ModelConfig) -> None:
         """
-        entry = self._entries.get(name)
-        if entry is None:
-            raise ModelError(f"the checkpoint in {self.model_dir} lacks tensor {name!r}",
-                             hint="Its config.json and its weights may be of different models.")
-        if entry.shape != shape:
-            raise ModelError(f"tensor {name!r} in {entry.path.name} has shape {list(entry.shape)}, "
-                             f"config.json implies {list(shape)}")
-        if entry.dtype not in _DTYPES:
-            raise ModelError(f"tensor {name!r} in {entry.path.name} is of type {entry.dtype}",
-                             hint="pdd loads F32, F16 and BF16 weights.")
+        Raises:
+            ModelError: a tensor is missing, mis-shaped, or of a type that cannot be read.
+        """
+        self._entries = read_directory(model_dir)
+        self._block = config.weight_block
+        self._maps: dict[Path, mmap.mmap] = {}
+        self.specs = take_stock(self._entries, config, model_dir).specs
+
+    def file_bytes(self, name: str, kept: tuple[slice, ...]) -> int:
+        """Bytes that a slice of tensor `name` takes in its file."""
+        entry, share = self._entries[name], 1
+        for part in kept:
+            share *= part.stop - part.start
+        return share * _DTYPES[entry.dtype].itemsize
+
+    def copy_into(self, target: torch.Tensor, name: str, kept: tuple[slice, ...]) -> None:
+        """Copies a slice of a tensor into `target`, converting to its dtype."""
+        entry = self._entries[name]
         source = self._view(entry)
-        if rows is not None:
-            source = source[rows]
-        if columns is not None:
-            source = source[:, columns]
-        target.copy_(source)
-        self._done_bytes += entry.nbytes
-        if self._progress is not None:
-            self._progress(self._done_bytes, self._total_bytes)
+        first, *others = kept
+        rows_of_target = 0
+        for band in _bands(entry, first):
+            values = source[(band, *others)]
+            if entry.dtype == SCALED:
+                values = values.float() * self._scales(entry, (band, *others))
+            rows = band.stop - band.start
+            target[rows_of_target : rows_of_target + rows].copy_(values)
+            rows_of_target += rows
+            self._give_back(entry, band)
 
     def close(self) -> None:
         """Drops the maps; the kernel unmaps them once no tensor looks into them."""
         self._maps.clear()
+
+    def _scales(self, entry: TensorEntry, kept: tuple[slice, ...]) -> torch.Tensor:
+        """The scale of each value of a slice: `[rows, columns]`."""
+        assert self._block is not None
+        rows, columns = (torch.arange(part.start, part.stop) // block for part, block in zip(kept, self._block, strict=True))
+        return self._view(self._entries[entry.name + SCALE_SUFFIX])[rows][:, columns]
 
     def _view(self, entry: TensorEntry) -> torch.Tensor:
         mapped = self._maps.get(entry.path)
@@ -105,3 +79,17 @@ class Checkpoint:
         dtype = _DTYPES[entry.dtype]
         flat = torch.frombuffer(mapped, dtype=dtype, count=entry.nbytes // dtype.itemsize, offset=entry.offset)
         return flat.view(entry.shape)
+
+    def _give_back(self, entry: TensorEntry, rows: slice) -> None:
+        """Unmaps the pages of rows, and what the kernel mapped around them; the page cache keeps them for the other ranks."""
+        row_bytes, mapped = entry.nbytes // max(1, entry.shape[0]), self._maps[entry.path]
+        begin = max(0, entry.offset + rows.start * row_bytes - _FAULT_AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
+        end = min(len(mapped), entry.offset + rows.stop * row_bytes + _FAULT_AROUND)
+        mapped.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def _bands(entry: TensorEntry, rows: slice) -> Iterator[slice]:
+    """`rows` of a tensor in pieces of about _BAND_BYTES."""
+    step = max(1, _BAND_BYTES // max(1, entry.nbytes // max(1, entry.shape[0])))
+    for begin in range(rows.start, rows.stop, step):
+        yield slice(begin, min(begin + step, rows.stop))

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pdd.errors import ModelError
-from pdd.model.config import FAMILIES
+from pdd.model.config import load_config
+from pdd.model.families import FAMILIES
 from pdd.model.safetensors_file import SINGLE_NAME, write_file
+from pdd.model.tensors import EMBEDDING, HEAD, TensorSpec, tensors_of
 from pdd.model.tokenizer import byte_characters
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>")  # ids 256 ...
@@ -29,6 +31,17 @@ CHAT_TEMPLATE = (
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+
+_LOUD = ("q_proj", "k_proj", "o_proj", "q_b_proj", "kv_b_proj")  # scaled up, see above
+_EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "norm_topk_prob": True}
+_OWN_FIELDS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 24},
+    "qwen3_moe": {"num_experts": 8, **_EXPERTS},
+    "deepseek_v3": {
+        "num_key_value_heads": None, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16,
+        "v_head_dim": 24, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+        "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0, **_EXPERTS},
+}
 
 
 def write_demo_model(
@@ -48,6 +61,7 @@ def write_demo_model(
     rope_theta: float = 10000.0,
     rope_scaling: dict[str, Any] | None = None,  # as config.json has it, e.g. rope_type llama3
     dtype: str = "float32",
+    **more: Any,  # fields of config.json, over those that the family has by itself
 ) -> Path:
     """Writes config, weights and tokenizer into `directory` and returns it. The same arguments give the same bytes."""
     if family not in FAMILIES:
@@ -57,59 +71,41 @@ def write_demo_model(
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     config = {
-        "architectures": [FAMILIES[family]], "model_type": family, "hidden_size": hidden_size,
+        "architectures": [FAMILIES[family].architecture], "model_type": family, "hidden_size": hidden_size,
         "intermediate_size": intermediate_size, "num_hidden_layers": num_layers, "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads, "head_dim": head_dim or hidden_size // num_heads,
         "vocab_size": vocab_size, "max_position_embeddings": max_context, "rms_norm_eps": 1e-5, "hidden_act": "silu",
         "rope_theta": rope_theta, "rope_scaling": rope_scaling, "tie_word_embeddings": tie_embeddings,
         "attention_bias": False, "bos_token_id": None, "eos_token_id": IM_END, "torch_dtype": dtype,
+        **_OWN_FIELDS.get(family, {}), **more,
     }
     _write_json(path / "config.json", config)
     _write_json(path / "generation_config.json", {"eos_token_id": [IM_END, END_OF_TEXT]})
-    write_file(path / SINGLE_NAME, _tensors(config, seed))
+    bf16 = dtype == "bfloat16"
+    write_file(path / SINGLE_NAME, (_tensor(spec, seed, bf16) for spec in tensors_of(load_config(path))))
     _write_tokenizer(path)
     return path
 
 
-def _tensors(config: dict[str, Any], seed: int) -> Iterator[tuple[str, str, tuple[int, ...], Callable[[], bytes]]]:
-    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    heads, kv_heads, vocab = config["num_attention_heads"], config["num_key_value_heads"], config["vocab_size"]
-    bf16 = config["torch_dtype"] == "bfloat16"
-    kind = "BF16" if bf16 else "F32"
+def _tensor(spec: TensorSpec, seed: int, bf16: bool) -> tuple[str, str, tuple[int, ...], Callable[[], bytes]]:
+    def data() -> bytes:
+        # Seeded per tensor: a tensor's values do not depend on which others the family has.
+        values = _values(spec, np.random.default_rng([seed, *spec.name.encode()])).astype("<f4")
+        return to_bf16(values).tobytes() if bf16 else values.tobytes()
 
-    def tensor(name: str, shape: tuple[int, ...], make: Callable[[np.random.Generator], np.ndarray]) -> tuple[
-            str, str, tuple[int, ...], Callable[[], bytes]]:
-        def data() -> bytes:
-            # Seeded per tensor: a tensor's values do not depend on which others the family has.
-            values = make(np.random.default_rng([seed, *name.encode()])).astype("<f4")
-            return to_bf16(values).tobytes() if bf16 else values.tobytes()
-        return name, kind, shape, data
+    return spec.name, "BF16" if bf16 else "F32", spec.shape, data
 
-    def weight(name: str, rows: int, columns: int, gain: float = 1.0) -> Any:
-        return tensor(name, (rows, columns), lambda rng: rng.normal(0, gain / math.sqrt(columns), (rows, columns)))
 
-    def vector(name: str, size: int, mean: float, spread: float) -> Any:
-        return tensor(name, (size,), lambda rng: rng.normal(mean, spread, size))
-
-    yield tensor("model.embed_tokens.weight", (vocab, hidden), lambda rng: rng.normal(0, 1, (vocab, hidden)))
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
-        yield vector(at + "input_layernorm.weight", hidden, 1.0, 0.1)
-        for name, rows, gain in (("q", heads * dim, 2.0), ("k", kv_heads * dim, 2.0), ("v", kv_heads * dim, 1.0)):
-            yield weight(f"{at}self_attn.{name}_proj.weight", rows, hidden, gain)
-            if config["model_type"] == "qwen2":
-                yield vector(f"{at}self_attn.{name}_proj.bias", rows, 0.0, 0.2)
-        if config["model_type"] == "qwen3":
-            yield vector(at + "self_attn.q_norm.weight", dim, 2.0, 0.1)
-            yield vector(at + "self_attn.k_norm.weight", dim, 1.0, 0.1)
-        yield weight(at + "self_attn.o_proj.weight", hidden, heads * dim, 2.0)
-        yield vector(at + "post_attention_layernorm.weight", hidden, 1.0, 0.1)
-        yield weight(at + "mlp.gate_proj.weight", inner, hidden)
-        yield weight(at + "mlp.up_proj.weight", inner, hidden)
-        yield weight(at + "mlp.down_proj.weight", hidden, inner)
-    yield vector("model.norm.weight", hidden, 1.0, 0.1)
-    if not config["tie_word_embeddings"]:
-        yield tensor("lm_head.weight", (vocab, hidden), lambda rng: _output_head(rng, vocab, hidden))
+def _values(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
+    if spec.name == EMBEDDING:
+        return rng.normal(0, 1, spec.shape)
+    if spec.name == HEAD:
+        return _output_head(rng, *spec.shape)
+    if len(spec.shape) == 1:
+        bias = spec.name.endswith("bias")
+        mean = 0.0 if bias else 2.0 if spec.name.endswith("q_norm.weight") else 1.0
+        return rng.normal(mean, 0.2 if bias else 0.1, spec.shape)
+    return rng.normal(0, (2.0 if spec.name.split(".")[-2] in _LOUD else 1.0) / math.sqrt(spec.shape[1]), spec.shape)
 
 
 def _output_head(rng: np.random.Generator, vocab: int, hidden: int) -> np.ndarray:

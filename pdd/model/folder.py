@@ -1,7 +1,7 @@
 """Whether a model folder can be served, as far as that is known without reading weights. No torch, no tokenizer.
 
-Looks at what a start would stumble over: the folder, config.json, the headers of the weights, the tokenizer's file. What
-is wrong inside of the weights or the tokenizer is found when they are loaded.
+Looks at what a start would stumble over: the folder, config.json, the headers of the weights and whether they are what
+config.json implies, the tokenizer's file. What is wrong inside of the weights or the tokenizer is found when they are loaded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pdd.errors import ConfigError, ModelError
 from pdd.model.config import list_folder, load_config
+from pdd.model.inventory import take_stock
 from pdd.model.safetensors_file import read_directory
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -24,7 +25,7 @@ def check_folder(model_dir: Path) -> int:
     """
     try:
         config = load_config(model_dir)
-        read_directory(model_dir)
+        take_stock(read_directory(model_dir), config, model_dir)
     except ModelError as error:
         error.hint = error.hint or COPY_AGAIN
         raise

@@ -1,4 +1,4 @@
-"""The arithmetic of a dense transformer on CPU: linear layers, RMS norm, rotary embedding.
+"""The arithmetic of a dense transformer on CPU: linear layers and RMS norm.
 
 Linear layers have two forms, equal within rounding: `DenseLinear` is the specification; `PackedLinear` keeps the
 weight in oneDNN's own blocked layout, so that a call with few rows does not re-arrange it each time. Measured on 2
@@ -9,12 +9,9 @@ one row: 466 and 250 us.
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 import torch.nn.functional as functional
-
-from pdd.model.config import ModelConfig
 
 _PACK_ROWS_HINT = 8  # the batch size oneDNN lays the weight out for; 8 was best or equal for 1 to 1,024 rows
 
@@ -67,30 +64,3 @@ def can_pack(dtype: torch.dtype) -> bool:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Root mean square norm over the last dimension."""
     return functional.rms_norm(x, weight.shape, weight, eps)
-
-
-def rope_tables(config: ModelConfig, max_context: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin), each `[max_context, 1, head_dim]`. The first half of sin is negated, so that
-    rotate(x) = x * cos + swap_halves(x) * sin."""
-    half = config.head_dim // 2
-    frequencies = 1.0 / config.rope_theta ** (torch.arange(0, half, dtype=torch.float32) / half)
-    scaling = config.rope_scaling
-    if scaling is not None and scaling.kind == "linear":
-        frequencies = frequencies / scaling.factor
-    elif scaling is not None:  # llama3: long wavelengths are stretched, short ones kept, the middle interpolated
-        wavelengths = 2 * math.pi / frequencies
-        long, short = (scaling.original_max_position / scaling.low_freq_factor,
-                       scaling.original_max_position / scaling.high_freq_factor)
-        smooth = (scaling.original_max_position / wavelengths - scaling.low_freq_factor) / (
-            scaling.high_freq_factor - scaling.low_freq_factor)
-        blended = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
-        frequencies = torch.where(wavelengths > long, frequencies / scaling.factor,
-                                  torch.where(wavelengths < short, frequencies, blended))
-    angles = torch.arange(max_context, dtype=torch.float32)[:, None] * frequencies[None, :]
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([cos, cos], dim=-1)[:, None, :].to(dtype), torch.cat([-sin, sin], dim=-1)[:, None, :].to(dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding of `[num_tokens, num_heads, head_dim]` by rows of the tables `[num_tokens, 1, head_dim]`."""
-    return (x * cos).addcmul_(x.roll(x.shape[-1] // 2, -1), sin)

@@ -1,21 +1,24 @@
 """Over how many ranks a model divides. Pure; no torch.
 
-Ranks have equal shares of query heads, MLP rows and vocabulary. KV heads are divided, or copied when there are more ranks
-than heads.
+Ranks have equal shares of query heads and of the rows of dense and shared MLPs. KV heads are divided, or copied when there are
+more ranks than heads. Vocabulary and experts divide over any number (model/shard.py says how).
 """
 
 from __future__ import annotations
 
 from pdd.errors import ConfigError
-from pdd.model.config import ModelConfig
+from pdd.model.architecture import ModelConfig
 
 MOST_RANKS = 64
 
 
 def refusals(config: ModelConfig, tp: int) -> tuple[str, ...]:
     """Why the model does not divide over `tp` ranks, by field of its config.json; empty when it does."""
-    divided = (("num_attention_heads", config.num_heads), ("intermediate_size", config.intermediate_size),
-               ("vocab_size", config.vocab_size))
+    divided = [("num_attention_heads", config.num_heads)]
+    if len(config.moe_layers) < config.num_layers:
+        divided.append(("intermediate_size", config.intermediate_size))
+    if config.moe and config.moe.shared_size:
+        divided.append(("the shared experts' intermediate size", config.moe.shared_size))
     found = [f"{name} ({size}) does not divide over {tp} ranks" for name, size in divided if size % tp]
     if config.num_kv_heads % tp and tp % config.num_kv_heads:
         found.append(f"num_key_value_heads ({config.num_kv_heads}) and {tp} ranks: neither divides the other")

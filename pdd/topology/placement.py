@@ -134,7 +134,8 @@ def _group(topology: Topology, rail: RailGroup, ranks: tuple[int, ...], nics: tu
     return RankGroup(
         device=rail.gpu, ranks=ranks, nics=tuple(nic.name for nic in nics), bind=bind, rate_bits_per_second=rate,
         numa=rail.numa if pinned else None, worker_cpus=rail.worker_cpus if pinned else (),
-        rank_cpus=rail.cpus if pinned and fits else (), threads=threads or max(1, cores // max(1, len(ranks))), why=tuple(reasons),
+        rank_cpus=rail.cpus if pinned and fits else (), threads=threads or max(1, cores // max(1, len(ranks))),
+        why=tuple(reasons),
     )
 
 

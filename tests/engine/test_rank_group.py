@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("pdd.fabric._native", reason="the native core is not built")
 
-from pdd.engine import group_memory
-from pdd.engine.rank_group import RankGroup
+from pdd.engine import group_memory  # noqa: E402
+from pdd.engine.rank_group import RankGroup  # noqa: E402
 
 PATIENCE_SECONDS = 30.0
 DTYPES = [torch.float32, torch.bfloat16]

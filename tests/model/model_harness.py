@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from pdd.engine.batch import NewRow, Row, SampledRow, Sampling, StepPlan, StepResult
 from pdd.engine.rank_runner import RankRunner
-from pdd.engine.rank_start import make_attention
-from pdd.kv.layout import KvLayout
-from pdd.model.attention import Attention
-from pdd.model.attn_torch import TorchAttention
+from pdd.model.backends import make_attention
 from pdd.model.config import load_config
-from pdd.model.llama import load_model
+from pdd.model.shard import Shard
+from pdd.model.transformer import load_model
 
 GREEDY = Sampling(temperature=0.0)
+Result = TypeVar("Result")
 
 
 class FakeCounter:
@@ -50,24 +53,76 @@ class Tracked:
         return self.tokens[self.num_prompt :]
 
 
+class ThreadRanks:
+    """Collectives (pdd/model/collectives.py) of one of several threads. Sums in rank order: the same bits everywhere."""
+
+    def __init__(self, rank: int, barrier: threading.Barrier, shared: list[torch.Tensor | None]) -> None:
+        self.rank, self.world = rank, len(shared)
+        self._barrier, self._shared = barrier, shared
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        assert x.is_contiguous()
+        x.copy_(sum(self._exchange(x)[1:], start=self._shared[0]))
+        self.ordered()
+
+    def all_gather_last(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self._exchange(x)
+        assert len({part.shape for part in parts}) == 1
+        return torch.cat(parts, dim=-1)
+
+    def ordered(self) -> None:
+        self._barrier.wait(30)
+
+    def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
+        self.ordered()  # what was shared before is used up
+        self._shared[self.rank] = x.clone()
+        self.ordered()
+        return list(self._shared)
+
+
+def in_ranks(world: int, run: Callable[[int, ThreadRanks | None], Result]) -> list[Result]:
+    """What each of `world` threads returns for (its rank, its way to the others). One that fails fails them all."""
+    if world == 1:
+        return [run(0, None)]
+    barrier, shared = threading.Barrier(world), [None] * world
+
+    def guarded(rank: int) -> Result:
+        try:
+            return run(rank, ThreadRanks(rank, barrier, shared))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(world) as pool:
+        futures = [pool.submit(guarded, rank) for rank in range(world)]
+    failed = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(failed, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [future.result() for future in futures]
+
+
 class Harness:
-    """A runner, its pages in random order, and the requests in flight."""
+    """Runners of the ranks, their pages in random order, and the requests in flight."""
 
     def __init__(self, model_dir: Path, *, num_pages: int = 128, page_size: int = 16, dtype: str = "float32",
-                 max_context: int = 2048, seed: int = 0, attention: str = "") -> None:
+                 max_context: int = 2048, seed: int = 0, attention: str = "", world: int = 1) -> None:
         """attention: "torch", "native", or "" for what a rank would choose."""
         config = load_config(model_dir)
-        self.model = load_model(model_dir, config, dtype=dtype, max_context=max_context)
-        self.layout = KvLayout(config.num_layers, num_pages, self.model.num_kv_heads, page_size, config.head_dim, dtype)
-        # Stale bytes of earlier owners must not matter: start from large finite values, not zeros.
-        self.kv = torch.full(self.layout.shape, 1e3, dtype=self.model.dtype)
-        self.counter = FakeCounter()
-        if attention == "torch":
-            backend: Attention = TorchAttention(self.layout, self.kv, self.model.num_heads)
-        else:
-            backend, name = make_attention(self.layout, self.kv, self.model.num_heads)
+        self.layout = config.kv_shape(dtype).layout_over(world, page_size, num_pages)
+        self.kvs, self.counters, self.runners = [], [], []
+        barrier, shared = threading.Barrier(world), [None] * world
+        for rank in range(world):
+            model = load_model(model_dir, config, dtype=dtype, max_context=max_context, shard=Shard(rank, world))
+            # Stale bytes of earlier owners must not matter: start from large finite values, not zeros.
+            kv = torch.full(self.layout.shape, 1e3, dtype=model.dtype)
+            backend, name = make_attention(model, self.layout, kv, plain=attention == "torch")
             assert attention in ("", name), f"attention backend {name} instead of {attention}"
-        self.runner = RankRunner(self.model, backend, self.layout, self.counter, max_context=max_context)
+            counter = FakeCounter()
+            ranks = ThreadRanks(rank, barrier, shared) if world > 1 else None
+            self.runners.append(RankRunner(model, backend, self.layout, counter, max_context=max_context, ranks=ranks))
+            self.kvs.append(kv)
+            self.counters.append(counter)
+        self.kv, self.counter, self.runner = self.kvs[0], self.counters[0], self.runners[0]
         self.free = list(range(num_pages))
         random.Random(seed).shuffle(self.free)
         self.step_number = 0
@@ -91,7 +146,10 @@ class Harness:
             rows.append(Row(request.row_id, tuple(request.tokens[request.done : end]), request.done, pages,
                             sample=request.sampling is not None and end == len(request.tokens)))
             request.done = end
-        result = self.runner.run(StepPlan(self.step_number, gone, tuple(new), tuple(rows)))
+        plan = StepPlan(self.step_number, gone, tuple(new), tuple(rows))
+        results = in_ranks(len(self.runners), lambda rank, _: self.runners[rank].run(plan))
+        result = results[0]
+        assert all(other.sampled == result.sampled for other in results)
         self.step_number += 1
         by_id = {request.row_id: request for request in requests}
         for sampled in result.sampled:

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import random
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from pdd.engine import group_memory
 from pdd.engine.batch import NewRow, Row, Sampling, StepPlan
-from pdd.engine.rank_group import RankGroup
 from pdd.engine.rank_runner import BadPlan
 from pdd.kv.layout import KvLayout
 from pdd.model.attention import Batch, Rows, Segment
 from pdd.model.attn_torch import TorchAttention
-from pdd.model.checkpoint import Shard
+from pdd.model.backends import make_attention
 from pdd.model.config import load_config
 from pdd.model.demo import write_demo_model
 from pdd.model.layers import DenseLinear, PackedLinear, can_pack
-from pdd.model.llama import load_model
-from tests.model.model_harness import FakeCounter, Harness
+from pdd.model.shard import Shard
+from pdd.model.transformer import load_model
+from tests.model.model_harness import FakeCounter, Harness, in_ranks
+from tests.model.oracle import GENERATED, reference, text
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -41,30 +38,7 @@ CASES = {
     "qwen3-wide-heads": dict(family="qwen3", head_dim=32),
     "qwen3-tied-narrow-heads": dict(family="qwen3", tie_embeddings=True, head_dim=24),
 }
-GENERATED = 12
 NATIVE = importlib.util.find_spec("pdd.model._attention") is not None
-if NATIVE:
-    from pdd.model.attn_native import NativeAttention
-
-
-def text(seed: int, length: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(32, 127) for _ in range(length)]
-
-
-def reference(model_dir: Path, prompts: list[list[int]], count: int = GENERATED) -> list[list[int]]:
-    """Greedy continuations by transformers. Fails on a near tie, which would prove nothing either way."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    results = []
-    with torch.inference_mode():
-        for prompt in prompts:
-            tokens = torch.tensor([prompt])
-            for _ in range(count):
-                top = model(tokens).logits[0, -1].topk(2)
-                assert top.values[0] - top.values[1] > 1e-4
-                tokens = torch.cat([tokens, top.indices[None, :1]], dim=1)
-            results.append(tokens[0, len(prompt):].tolist())
-    return results
 
 
 @pytest.mark.parametrize("attention", ["torch", "native"])
@@ -149,27 +123,20 @@ def test_tokens_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     assert crowd.run([subject], GENERATED)[0] == want
 
 
-def test_two_ranks_give_the_logits_of_one(tmp_path: Path) -> None:
-    """Tensor parallel shards, the ranks being threads."""
-    for family, kv_heads in (("qwen2", 2), ("llama", 1)):  # shared out; replicated
-        write_demo_model(directory := tmp_path / family, family, num_kv_heads=kv_heads)
-        config = load_config(directory)
-        prompt = text(3, 33)
-        batch = _one_segment(prompt)
-        whole = _logits(directory, config, Shard(), batch, None)
-        fd, results = group_memory.create(2), {}
-
-        def rank(index: int, directory=directory, config=config, batch=batch, fd=fd, results=results) -> None:
-            results[index] = _logits(directory, config, Shard(index, 2), batch, RankGroup(fd, index, 2))
-
-        threads = [threading.Thread(target=rank, args=(index,)) for index in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        os.close(fd)
-        for index in range(2):
-            torch.testing.assert_close(results[index], whole, atol=1e-4, rtol=1e-4)
+@pytest.mark.parametrize(("family", "kv_heads", "vocab"), [
+    ("qwen2", 2, 264), ("llama", 1, 264), ("llama", 2, 265), ("qwen3_moe", 1, 263), ("deepseek_v3", 1, 266)])
+def test_ranks_give_the_logits_of_one(family: str, kv_heads: int, vocab: int, tmp_path: Path) -> None:
+    """KV heads that are divided and such that are copied; a vocabulary that is and one that is not a multiple of the ranks."""
+    write_demo_model(tmp_path, family, num_kv_heads=kv_heads, vocab_size=vocab)
+    config = load_config(tmp_path)
+    batch = _one_segment(text(3, 33))
+    whole = _logits(tmp_path, config, Shard(), batch)
+    for world in (2, 4):
+        results = in_ranks(world, lambda rank, ranks, world=world: _logits(tmp_path, config, Shard(rank, world), batch, ranks))
+        for logits in results:
+            assert logits.shape == whole.shape
+            assert torch.equal(logits, results[0])
+            torch.testing.assert_close(logits, whole, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=pytest.mark.skipif(not NATIVE, reason="not built"))])
@@ -191,7 +158,8 @@ def test_the_last_layer_is_computed_for_wanted_tokens_alone(tmp_path: Path, back
                       torch.tensor(wanted) if wanted else None, Rows(every.tables[wanted], every.kv_lens[wanted]))
         kv, counter = before.clone(), FakeCounter()
         with torch.inference_mode():
-            attention = (TorchAttention if backend == "torch" else NativeAttention)(layout, kv, model.num_heads)
+            attention, chosen = make_attention(model, layout, kv, plain=backend == "torch")
+            assert chosen == backend
             logits = model.forward(batch, attention, counter)
         assert counter.value == config.num_layers
         results[name] = logits, kv
@@ -210,10 +178,10 @@ def _one_segment(prompt: list[int]) -> Batch:
                  torch.tensor([count - 1]), Rows(table[None, :], np.array([count])))
 
 
-def _logits(directory: Path, config, shard: Shard, batch: Batch, ranks: RankGroup | None) -> torch.Tensor:
+def _logits(directory: Path, config, shard: Shard, batch: Batch, ranks=None) -> torch.Tensor:
     model = load_model(directory, config, dtype="float32", max_context=256, shard=shard)
-    layout = KvLayout(config.num_layers, 8, model.num_kv_heads, 16, config.head_dim, "float32")
-    attention = TorchAttention(layout, torch.zeros(layout.shape), model.num_heads)
+    layout = config.kv_shape("float32").layout_over(shard.world, 16, 8)
+    attention, _ = make_attention(model, layout, torch.zeros(layout.shape), plain=True)
     with torch.inference_mode():
         return model.forward(batch, attention, FakeCounter(), ranks)
 
@@ -235,7 +203,7 @@ def test_bf16_stays_near_fp32(tmp_path: Path) -> None:
     """bf16 is no token-for-token test (near ties), but the first logits must be near."""
     write_demo_model(tmp_path)
     config, batch = load_config(tmp_path), _one_segment(text(1, 40))
-    exact = _logits(tmp_path, config, Shard(), batch, None)
+    exact = _logits(tmp_path, config, Shard(), batch)
     model = load_model(tmp_path, config, dtype="bfloat16", max_context=256)
     layout = KvLayout(config.num_layers, 8, model.num_kv_heads, 16, config.head_dim, "bfloat16")
     attention = TorchAttention(layout, torch.zeros(layout.shape, dtype=torch.bfloat16), model.num_heads)

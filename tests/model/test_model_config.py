@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from pdd.errors import ModelError
-from pdd.model.checkpoint import Checkpoint, Shard, rows_of
-from pdd.model.config import RopeScaling, fingerprint, load_config
+from pdd.model.architecture import RopeScaling
+from pdd.model.checkpoint import Checkpoint
+from pdd.model.config import fingerprint, load_config
 from pdd.model.demo import write_demo_model
-from pdd.model.llama import load_model
 from pdd.model.safetensors_file import INDEX_NAME, SINGLE_NAME, read_directory, write_file
+from pdd.model.shard import Shard
+from pdd.model.transformer import load_model
 
 
 @pytest.fixture
@@ -60,9 +62,8 @@ def test_reads_both_forms_of_rope(model: Path, raw: dict[str, Any], theta: float
     ("architectures", ["LlamaForSequenceClassification"], "LlamaForSequenceClassification"),
     ("hidden_act", "gelu", "hidden_act"),
     ("quantization_config", {"bits": 4}, "quantization_config"),
-    ("rope_scaling", {"rope_type": "yarn", "factor": 4.0}, "yarn"),
+    ("rope_scaling", {"rope_type": "longrope", "factor": 4.0}, "longrope"),
     ("partial_rotary_factor", 0.5, "partial_rotary_factor"),
-    ("layer_types", ["full_attention", "sliding_attention"], "sliding_window"),
     ("num_attention_heads", 3, "num_key_value_heads"),
     ("hidden_size", "64", "hidden_size"),
     ("vocab_size", None, "vocab_size"),
@@ -75,12 +76,27 @@ def test_refuses_by_name(model: Path, field: str, value: object, named: str) -> 
         load_config(model)
 
 
-def test_sliding_window_is_refused_only_when_in_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "fields", "windows"), [
+    ("llama", {"sliding_window": 32}, (0, 0, 0)),
+    ("mistral", {"sliding_window": 32}, (32, 32, 32)),
+    ("mistral", {"sliding_window": None}, (0, 0, 0)),
+    ("qwen2", {"sliding_window": 32, "use_sliding_window": False}, (0, 0, 0)),
+    ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 1}, (0, 32, 32)),
+    ("qwen3", {"sliding_window": 32, "use_sliding_window": True,
+               "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, (32, 0, 32)),
+    ("qwen3_moe", {"sliding_window": 32, "use_sliding_window": True}, (32, 32, 32)),
+])
+def test_windows_are_where_the_family_has_them(
+        family: str, fields: dict[str, Any], windows: tuple[int, ...], tmp_path: Path) -> None:
+    assert load_config(write_demo_model(tmp_path, family, **fields)).windows == windows
+
+
+@pytest.mark.parametrize("types", [["sliding_attention"] * 3, ["full_attention"], ["full_attention"] * 2 + ["chunked"], "full"])
+def test_layer_types_that_say_nothing_clear_are_refused(types: object, tmp_path: Path) -> None:
+    """A window for some layers, and no window; or not every layer's kind."""
     model = write_demo_model(tmp_path, "qwen2")
-    edit(model, lambda raw: raw.update(sliding_window=32, use_sliding_window=False))
-    load_config(model)
-    edit(model, lambda raw: raw.update(use_sliding_window=True))
-    with pytest.raises(ModelError, match="sliding_window 32"):
+    edit(model, lambda raw: raw.update(layer_types=types))
+    with pytest.raises(ModelError, match="layer_types"):
         load_config(model)
 
 
@@ -139,7 +155,7 @@ def test_sharded_files_load_as_one(model: Path) -> None:
     split_in_two(model)
     parts = load_model(model, load_config(model), dtype="float32", max_context=64)
     assert whole.param_bytes == parts.param_bytes
-    assert torch.equal(whole._embedding, parts._embedding)
+    assert torch.equal(whole._vocabulary._embedding, parts._vocabulary._embedding)
 
 
 def test_progress_reaches_the_total(model: Path) -> None:
@@ -185,22 +201,32 @@ def test_index_that_names_an_absent_file(model: Path) -> None:
 
 
 def test_slices_of_ranks_tile_the_tensor(model: Path) -> None:
-    checkpoint, config = Checkpoint(model), load_config(model)
-    name, shape = "model.layers.0.self_attn.q_proj.weight", (64, 64)
-    whole = torch.empty(shape)
-    checkpoint.copy_into(whole, name, shape)
-    by_rows, by_columns = [], []
-    for rank in range(4):
-        part = rows_of(Shard(rank, 4).part(config.num_heads, "heads"), config.head_dim)
-        rows, columns = torch.empty(16, 64), torch.empty(64, 16)
-        checkpoint.copy_into(rows, name, shape, rows=part)
-        checkpoint.copy_into(columns, name, shape, columns=part)
-        by_rows.append(rows)
-        by_columns.append(columns)
-    assert torch.equal(torch.cat(by_rows), whole)
-    assert torch.equal(torch.cat(by_columns, dim=1), whole)
+    """What ranks keep of each tensor covers it once, or, where it is copied, once on each."""
+    config = load_config(model)
+    checkpoint = Checkpoint(model, config)
+    name = "model.layers.0.self_attn."
+    for tensor, dim in ((name + "q_proj.weight", 0), (name + "o_proj.weight", 1), ("lm_head.weight", 0)):
+        spec = checkpoint.specs[tensor]
+        whole = torch.empty(spec.shape)
+        checkpoint.copy_into(whole, tensor, tuple(slice(0, size) for size in spec.shape))
+        parts = []
+        for rank in range(4):
+            kept = spec.kept(config, Shard(rank, 4))
+            parts.append(torch.empty([part.stop - part.start for part in kept]))
+            checkpoint.copy_into(parts[-1], tensor, kept)
+        assert torch.equal(torch.cat(parts, dim), whole)
     assert [Shard(rank, 4).kv_heads(2) for rank in range(4)] == [slice(0, 1), slice(0, 1), slice(1, 2), slice(1, 2)]
     with pytest.raises(ModelError, match="does not divide over 3 ranks"):
         Shard(0, 3).part(4, "num_attention_heads")
     with pytest.raises(ModelError, match="no multiple of num_key_value_heads"):
         Shard(0, 3).kv_heads(2)
+
+
+def test_vocabulary_and_experts_go_to_every_rank_count() -> None:
+    for world in (1, 2, 3, 4, 7, 8, 13):
+        shards = [Shard(rank, world) for rank in range(world)]
+        for size in (1, 5, 8, 264, 265):
+            rows = [row for shard in shards for row in range(size)[shard.vocab(size)]]
+            experts = [expert for shard in shards for expert in shard.experts(size)]
+            assert rows == experts == list(range(size))
+            assert max(map(len, (shard.experts(size) for shard in shards))) == -(-size // world)

@@ -29,7 +29,7 @@ _NARROW = {
     ("messenger", "engine"): {"pdd.engine.request", "pdd.engine.batch"},
 }
 # The rank process is `python -m pdd.engine.worker`, with what only it imports.
-_TORCH_PARTS = ("pdd.model.", "pdd.engine.worker", "pdd.engine.rank_runner", "pdd.engine.rank_start", "pdd.engine.kv_memory",
+_TORCH_PARTS = ("pdd.model.", "pdd.engine.worker", "pdd.engine.rank_group", "pdd.engine.rank_runner", "pdd.engine.rank_start", "pdd.engine.kv_memory",
                 "pdd.engine.gpu_counter", "pdd.engine.sampler")
 _LIGHT = ("pdd.cli", "pdd.commands", "pdd.tui", "pdd.control.client", "pdd.control.paths")
 _TOO_HEAVY = ("torch", "starlette", "uvicorn", "httpx", "transformers")
