@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import socket
 
+_PATIENCE = 0.2  # seconds: a service manager that does not read must not hold the main loop up
+
 
 def notify(*assignments: str) -> bool:
     """Sends the lines, for example notify("READY=1", "STATUS=serving"). Returns whether they were sent."""
@@ -18,6 +20,7 @@ def notify(*assignments: str) -> bool:
     address = "\0" + path[1:] if path.startswith("@") else path  # @ marks an abstract socket
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+            channel.settimeout(_PATIENCE)
             channel.sendto("\n".join(assignments).encode(), address)
     except OSError:
         return False

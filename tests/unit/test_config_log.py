@@ -131,6 +131,15 @@ def test_notify_without_systemd_does_nothing(monkeypatch: pytest.MonkeyPatch, tm
     assert not sdnotify.notify("READY=1")
 
 
+def test_a_service_manager_that_does_not_read_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setattr(sdnotify, "_PATIENCE", 0.01)
+        while sdnotify.notify("WATCHDOG=1"):  # it ends when the queue is full
+            continue
+
+
 def test_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WATCHDOG_USEC", raising=False)
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
