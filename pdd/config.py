@@ -33,6 +33,14 @@ class TextForm:
     format: Callable[[Any], str]
 
 
+class Live:
+    """Metadata of a setting that has one owner who can take a new value while the node runs: `pdd reload`. Here alone; the
+    marks of etc/pdd.toml and pdd.toml(5), and what daemon/reload.py does, are held to it by tests."""
+
+
+LIVE = Live()
+
+
 def _reader(form: TextForm) -> BeforeValidator:
     def read(value: object) -> float:
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -163,23 +171,23 @@ class Engine(Section):
 class Scheduler(Section):
     """Which request runs next, and which is refused."""
 
-    max_queue: int = Field(default=1024, ge=1, description="Requests that may wait; one more is answered 429.")
-    queue_timeout: Duration = Field(
+    max_queue: Annotated[int, LIVE] = Field(default=1024, ge=1, description="Requests that may wait; one more is answered 429.")
+    queue_timeout: Annotated[Duration, LIVE] = Field(
         default=30.0,
         gt=0,
         description="Longest wait of a client's request for its first pages and place in the batch; then it is "
         "answered 504. Prefills for decoders wait as long as the decoder does.",
     )
-    request_timeout: Duration = Field(
+    request_timeout: Annotated[Duration, LIVE] = Field(
         default=600.0,
         gt=0,
         description="Longest time without progress: from a request to its first token, or between two tokens; then "
         "it is answered 504. It does not bound the life of a request.",
     )
-    local_prefill_tokens: int = Field(
+    local_prefill_tokens: Annotated[int, LIVE] = Field(
         default=0, ge=0, description="A decoder prefills prompts up to this many tokens itself. 0: never."
     )
-    local_prefill_fallback: bool = Field(
+    local_prefill_fallback: Annotated[bool, LIVE] = Field(
         default=False,
         description="Whether a decoder prefills itself when no prefiller can. false: such a request is answered 503. An answer "
         "that has begun is always carried on here.",
@@ -230,7 +238,7 @@ class Peers(Section):
         default="",
         description="Address that decoders connect to. Required for role prefill, possible for both, nothing for decode.",
     )
-    static: PeerAddresses = Field(
+    static: Annotated[PeerAddresses, LIVE] = Field(
         default=(),
         description="Prefillers that this decoder uses: a list of HOST:PORT. For role decode alone, which needs one "
         "unless scheduler.local_prefill_fallback is true.",
@@ -241,10 +249,10 @@ class Peers(Section):
         default=5.0, gt=0, description="Silence after which the link is fenced and its work moved."
     )
     connect_timeout: Duration = Field(default=5.0, gt=0, description="Longest connect and handshake.")
-    prefill_stall_timeout: Duration = Field(
+    prefill_stall_timeout: Annotated[Duration, LIVE] = Field(
         default=30.0, gt=0, description="Longest time without progress of one prompt at a prefiller."
     )
-    max_attempts: int = Field(
+    max_attempts: Annotated[int, LIVE] = Field(
         default=3, ge=1, le=100, description="Tries at the KV of one prompt before the request fails."
     )
     token_credential: str = Field(
@@ -280,7 +288,7 @@ class Control(Section):
 class Log(Section):
     """Messages, on stderr."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
+    level: Annotated[Literal["debug", "info", "warning", "error"], LIVE] = Field(
         default="info", description="Least level that is written."
     )
     format: Literal["auto", "text", "journal", "json"] = Field(
@@ -291,7 +299,7 @@ class Log(Section):
 class Drain(Section):
     """SIGTERM drains, then ends the daemon; `pdd drain` drains and leaves it running."""
 
-    timeout: Duration = Field(
+    timeout: Annotated[Duration, LIVE] = Field(
         default=120.0, ge=0, description="Longest wait for running requests and pushes; then they are failed."
     )
 
@@ -305,10 +313,15 @@ class Top(Section):
 
 
 class Debug(Section):
-    """Off in production."""
+    """For looking into a node."""
 
-    show_prompts: bool = Field(
+    show_prompts: Annotated[bool, LIVE] = Field(
         default=False, description="Whether `pdd requests show` prints the token ids of the prompt; they are kept for that."
+    )
+    allow_stacks: Annotated[bool, LIVE] = Field(
+        default=True,
+        description="Whether control.sock tells what the daemon's threads and tasks are doing. false where its group must "
+        "not learn that.",
     )
 
 
@@ -345,6 +358,11 @@ def all_fields() -> dict[str, Any]:
 def values(config: Config) -> dict[str, Any]:
     """`section.key` → value, in the order of the file."""
     return {key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in all_fields()}
+
+
+def is_live(field: Any) -> bool:
+    """Whether a running node takes a new value of it."""
+    return any(isinstance(item, Live) for item in field.metadata)
 
 
 def text_form(field: Any) -> TextForm | None:

@@ -47,13 +47,13 @@ class PddError(Exception):
 class ConfigError(PddError):
     """A bad key, value or unit. systemd must not restart the unit."""
 
-    id, exit_code = "E780", EXIT_CONFIG
+    id, exit_code, http_status = "E780", EXIT_CONFIG, 422
 
 
 class ModelError(PddError):
     """The checkpoint is unreadable or of a family pdd does not run."""
 
-    id, exit_code = "E781", EXIT_CONFIG
+    id, exit_code, http_status = "E781", EXIT_CONFIG, 422
 
 
 class TopologyError(PddError):
@@ -253,7 +253,7 @@ class BenchPeerLost(ControlError):
 
 
 class AccessDenied(ControlError):
-    id, exit_code = "E310", EXIT_NOT_PERMITTED
+    id, exit_code, http_status = "E310", EXIT_NOT_PERMITTED, 403
 
 
 class RefusedInState(ControlError):

@@ -41,6 +41,12 @@ def setup(level: str = "info", form: str = "auto", stream: TextIO | None = None)
     handler.addFilter(EqualLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Of all that is logged from now on, in the form that `setup` chose."""
+    root = logging.getLogger()
     root.setLevel(level.upper())
     # These write a line per connection; ours say what matters.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio"):

@@ -28,6 +28,8 @@ DOCUMENTS: dict[str, Any] = {
     "peers": api.Peers,
     "transfers": api.TransferList,
     "logs": api.Logs,
+    "reload": api.Reload,
+    "stacks": api.Stacks,
     "waterfall": api.Waterfall,
     "version": api.Version | printed.Versions,
     "events": api.EventLine,

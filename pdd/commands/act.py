@@ -1,4 +1,4 @@
-"""drain, resume, model import: what changes something."""
+"""drain, resume, reload, model import: what changes something."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pdd.errors import HOW_TO_INSTALL, DaemonNotRunning, NotInstalled, RefusedIn
 from pdd.units import counted, show_bytes
 
 _POLL_SECONDS = 0.2
+_RELOAD_SECONDS = 30.0  # a model folder and a libfabric are looked at
 
 
 def drain(options: Globals, wait: bool) -> None:
@@ -42,6 +43,17 @@ def drain(options: Globals, wait: bool) -> None:
 
 def resume(options: Globals) -> None:
     _print(options, options.client().post("/v1/resume"))
+
+
+def reload(options: Globals, dry_run: bool) -> None:
+    document = options.client(_RELOAD_SECONDS).post("/v1/reload", {"dry_run": dry_run})
+    if options.json:
+        print_json(document)
+        return
+    word = "would be applied" if document["dry_run"] else "applied"
+    found = [(word, document["applied"]), ("needs restart", document["needs_restart"])]
+    told = [f"{name}: {', '.join(each['key'] for each in changed)}" for name, changed in found if changed]
+    print("; ".join(told) or "nothing has changed")
 
 
 def _print(options: Globals, document: dict[str, Any]) -> None:

@@ -85,11 +85,13 @@ def template() -> str:
         "# A bare number is seconds, or bytes.",
         "# `pdd config check FILE` finds all mistakes at once; an unknown setting is one.",
         "# Stronger than this file: conf.d/*.toml beside it, then PDD_SECTION__KEY variables, then flags.",
+        "# [R]: `pdd reload` gives a new value to a running node; everything else needs a restart.",
     ]
     for name, section in config.sections().items():
         lines += ["", "", f"# {section.__doc__}", f"[{name}]"]
         for key, field in section.model_fields.items():
-            lines += ["", *textwrap.wrap(field.description or "", _WIDTH, initial_indent="# ", subsequent_indent="# ")]
+            text = f"{field.description}{' [R]' if config.is_live(field) else ''}"
+            lines += ["", *textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")]
             lines.append(f"#{key} = {default_text(field)}")
     return "\n".join(lines) + "\n"
 

@@ -38,9 +38,14 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
         settings.append(config_sources.from_flag("log.level", "debug", "-v"))
     if options.json:
         settings.append(config_sources.from_flag("log.format", "json", "--json"))
-    config, origins = config_load.load(options.config, flags=settings, assignments=assignments, demo=demo)
-    problems = preflight.problems(config, origins, demo=demo, starting=True)
-    preflight.refuse(problems)
+
+    def read() -> tuple[Config, config_load.Origins, list[config_sources.Problem]]:
+        config, origins = config_load.load(options.config, flags=settings, assignments=assignments, demo=demo)
+        problems = preflight.problems(config, origins, demo=demo, starting=True)
+        preflight.refuse(problems)
+        return config, origins, problems
+
+    config, origins, problems = read()
     _check_installation()
     if dry_run:
         _show(options, config, origins)
@@ -52,7 +57,7 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
     from pdd.daemon.main import run
 
     try:
-        return int(run(config, origins, demo=demo))
+        return int(run(config, origins, demo=demo, reread=lambda: read()[:2]))
     except PddError:
         raise
     except Exception as error:

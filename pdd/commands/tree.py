@@ -213,6 +213,17 @@ def resume(ctx: typer.Context) -> None:
 
 
 @app.command(cls=_Command, epilog=_OF_A_NODE)
+def reload(
+    ctx: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+) -> None:
+    """Read the settings again and apply what can be."""
+    from pdd.commands.act import reload as run
+
+    run(ctx.obj, dry_run)
+
+
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def top(
     ctx: typer.Context,
     once: Annotated[

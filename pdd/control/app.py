@@ -41,6 +41,7 @@ _TITLES = {
     405: "Wrong method",
     409: "Refused in this state",
     413: "Too large",
+    422: "Wrong settings",
     429: "Too many",
 }
 
@@ -152,8 +153,21 @@ def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], A
         bell.ring()
         return _json(documents["status"]())
 
+    async def reload(request: HttpRequest) -> Response:
+        dry_run = (await _body(request)).get("dry_run", False)
+        if not isinstance(dry_run, bool):
+            raise InvalidRequest("dry_run must be true or false")
+        document = await source.reload(dry_run)
+        bell.ring()
+        return _json(document)
+
+    async def stacks(request: HttpRequest) -> Response:
+        return _json(source.stacks())
+
     return [
         Route("/v1/config", config, methods=["GET"]),
+        Route("/v1/debug/stacks", stacks, methods=["GET"]),
+        Route("/v1/reload", reload, methods=["POST"]),
         Route("/v1/logs", logs, methods=["GET"]),
         Route("/v1/requests/{id:path}", one_request, methods=["GET"]),
         Route("/v1/requests/{id:path}", cancel, methods=["DELETE"]),

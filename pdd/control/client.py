@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from pdd.control import paths
-from pdd.errors import AccessDenied, ControlError, DaemonNotRunning, RefusedInState, TimedOut, VersionMismatch
+from pdd.errors import (
+    BY_ID,
+    EXIT_CONFIG,
+    AccessDenied,
+    ControlError,
+    DaemonNotRunning,
+    PddError,
+    RefusedInState,
+    TimedOut,
+    VersionMismatch,
+)
 
 _API_MAJOR = "1"
 
@@ -97,7 +107,7 @@ class Client:
             response = connection.getresponse()
             if response.status >= 400:
                 raise _from_problem(response.status, response.read())
-        except ControlError:
+        except PddError:
             connection.close()
             raise
         except TimeoutError:
@@ -165,7 +175,7 @@ def _name(number: int, *, user: bool) -> str:
         return str(number)
 
 
-def _from_problem(status: int, raw: bytes) -> ControlError:
+def _from_problem(status: int, raw: bytes) -> PddError:
     """The daemon's own refusal, with its id and hint kept."""
     try:
         problem = json.loads(raw)
@@ -173,6 +183,9 @@ def _from_problem(status: int, raw: bytes) -> ControlError:
     except (ValueError, KeyError, TypeError):
         return VersionMismatch(f"the daemon answered {status} in a form that this client does not know",
                                hint="Use the pdd that the daemon was installed with.")
+    kind = BY_ID.get(error_id)
+    if kind is not None and kind.exit_code == EXIT_CONFIG:
+        return kind(detail, hint=hint)
     error: ControlError
     if status in (401, 403):
         error = AccessDenied(detail, hint=hint)

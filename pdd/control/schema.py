@@ -342,6 +342,31 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     cells: tuple[WaterfallCell, ...] = ()
 
 
+class ChangedSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """Values as TOML has them."""
+
+    key: str
+    old: Any  # that the node runs with
+    new: Any  # that its sources have now
+
+
+class Reload(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reload did, or would do."""
+
+    schema: str = "pdd.reload/1"
+    dry_run: bool = False
+    applied: tuple[ChangedSetting, ...] = ()
+    needs_restart: tuple[ChangedSetting, ...] = ()
+
+
+class Stacks(msgspec.Struct, frozen=True, kw_only=True):
+    """What the daemon's threads and tasks are doing; not its ranks."""
+
+    schema: str = "pdd.stacks/1"
+    pid: int
+    text: str
+
+
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "pdd.version/1"
     daemon: str

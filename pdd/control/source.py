@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from pdd.control.schema import Cancelled, Logs, Peers, Request, Requests, Status, TransferList
+from pdd.control.schema import Cancelled, Logs, Peers, Reload, Request, Requests, Stacks, Status, TransferList
 
 
 class StatusSource(Protocol):
@@ -35,6 +35,12 @@ class StatusSource(Protocol):
         """The log records kept after number `since`."""
 
     def metrics_text(self) -> str: ...
+
+    async def reload(self, dry_run: bool) -> Reload:
+        """Reads the settings again. May take a second. Raises ConfigError, ModelError, RefusedInState."""
+
+    def stacks(self) -> Stacks:
+        """Raises AccessDenied where debug.allow_stacks is false."""
 
     def drain(self, timeout: float | None) -> None:
         """Starts to drain; again while draining only moves the deadline. Raises RefusedInState when it cannot."""

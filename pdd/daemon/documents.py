@@ -16,12 +16,12 @@ import msgspec
 
 from pdd import config_load, log_ring, metrics
 from pdd.control import schema
-from pdd.daemon import request_ids, request_rows
+from pdd.daemon import request_ids, request_rows, stacks
 from pdd.daemon.latency import WINDOW_SECONDS
 from pdd.daemon.ledger import Entry
 from pdd.daemon.view import GroupView
 from pdd.engine.snapshot import EngineSnapshot
-from pdd.errors import AmbiguousRequest, NoSuchRequest, RequestCancelled
+from pdd.errors import AccessDenied, AmbiguousRequest, NoSuchRequest, RequestCancelled
 from pdd.kv.pool import PageCounts
 from pdd.messenger.status import PeerStatus
 from pdd.messenger.way import LOCAL
@@ -208,6 +208,14 @@ class Documents:
 
     def metrics_text(self) -> str:
         return self._node.metrics.text()
+
+    async def reload(self, dry_run: bool) -> schema.Reload:
+        return await self._node.reloader.reload(dry_run=dry_run)
+
+    def stacks(self) -> schema.Stacks:
+        if not self._node.config.debug.allow_stacks:
+            raise AccessDenied("stacks are not told: debug.allow_stacks is false", hint="Set it, then `pdd reload`.")
+        return schema.Stacks(pid=os.getpid(), text=stacks.text())
 
     def drain(self, timeout: float | None) -> None:
         self._node.drain.begin(timeout)

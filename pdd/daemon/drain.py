@@ -31,6 +31,10 @@ class Drain:
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
+    def set_timeout(self, timeout: float) -> None:
+        """Seconds, of drains that begin from now on without one of their own."""
+        self._timeout = timeout
+
     def covers(self, prefiller: Prefiller, inbox: EngineInbox) -> None:
         """Prefills for decoders are work of this node too."""
         self._prefiller, self._inbox = prefiller, inbox

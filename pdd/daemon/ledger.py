@@ -69,6 +69,13 @@ class Ledger:
         self._live: dict[str, Entry] = {}
         self._finished: collections.OrderedDict[str, Entry] = collections.OrderedDict()
 
+    def keep_prompts(self, keep: bool) -> None:
+        """Of the requests that come from now on; those that are kept are forgotten when it is off."""
+        self._keep_prompts = keep
+        if not keep:
+            for entry in (*self._live.values(), *self._finished.values()):
+                entry.prompt = None
+
     def __len__(self) -> int:
         return len(self._live)
 

@@ -42,6 +42,7 @@ from pdd.daemon.ledger import Ledger
 from pdd.daemon.listen import bind_tcp
 from pdd.daemon.meter import Meter
 from pdd.daemon.reach import addresses_towards, choose_source
+from pdd.daemon.reload import Reloader, Reread
 from pdd.daemon.service import NodeService
 from pdd.daemon.view import NodeView
 from pdd.engine.executor import RankExecutor
@@ -81,8 +82,9 @@ class Phase:
 class Node:
     """Owner: the main loop. Use: `await start()`, …, `drain.begin()`, `await drain.quiet()`, `await close()`."""
 
-    def __init__(self, config: Config, origins: config_load.Origins | None = None, *, demo: bool = False) -> None:
-        """`origins`: where each setting comes from, for whoever asks."""
+    def __init__(self, config: Config, origins: config_load.Origins | None = None, *, demo: bool = False,
+                 reread: Reread | None = None) -> None:
+        """`origins`: where each setting comes from, for whoever asks. `reread`: for a reload; None: they cannot change."""
         self.config = config
         self.origins = origins or {}
         self.version = VERSION
@@ -108,6 +110,7 @@ class Node:
         self.latencies = Latencies.new(time.monotonic)
         self.meter = Meter(self.metrics, self.ledger, self.latencies)
         self.view = NodeView(self)
+        self.reloader = Reloader(self, reread or (lambda: (config, self.origins)))
         self._documents = Documents(self)
         self.metrics.read_from(self._documents.metrics_snapshot)
         self._service = NodeService(
@@ -238,6 +241,11 @@ class Node:
             )
 
     @property
+    def service(self) -> NodeService:
+        """Of the API."""
+        return self._service
+
+    @property
     def _engine(self) -> EngineLoop:
         """The engine that requests go to: there is one."""
         loop = self.groups[0].loop
@@ -253,11 +261,7 @@ class Node:
         if config.node.role == "decode":
             self.decoder = Decoder(
                 context, [parse_address(peer) for peer in config.peers.static], engine, fabric.planner,
-                DecoderSettings(
-                    prefill_stall_timeout=config.peers.prefill_stall_timeout, max_attempts=config.peers.max_attempts,
-                    local_fallback=config.scheduler.local_prefill_fallback,
-                ),
-                report=self._attempt_done,
+                self.decoder_settings(), report=self._attempt_done,
             )
             self._dispatch.add_fetcher(self.decoder.engine_event, self._not_fetched)
             await self.decoder.start()
@@ -272,6 +276,13 @@ class Node:
             self.drain.covers(self.prefiller, engine)
             await self.prefiller.start()
 
+    def decoder_settings(self) -> DecoderSettings:
+        peers = self.config.peers
+        return DecoderSettings(
+            prefill_stall_timeout=peers.prefill_stall_timeout, max_attempts=peers.max_attempts,
+            local_fallback=self.config.scheduler.local_prefill_fallback,
+        )
+
     def _open_for_requests(self) -> None:
         config, rank = self.config, self.groups[0].ranks[0].ready
         limits = Limits(
@@ -279,7 +290,7 @@ class Node:
         )
         self._service.loaded(
             self._tokenizer, limits, self._engine,
-            lambda num_tokens: route(config.node.role, num_tokens, config.scheduler.local_prefill_tokens),
+            lambda num_tokens: route(config.node.role, num_tokens, self.config.scheduler.local_prefill_tokens),
         )
         self.phase = Phase("serve")
         self._changed()

@@ -118,6 +118,10 @@ class NodeService:
     def drain(self, draining: bool) -> None:
         self._draining = draining
 
+    def set_bounds(self, max_queue: int, request_timeout: float) -> None:
+        """`request_timeout`: seconds, of the requests that are open now, too, once the old ones have passed."""
+        self._max_queue, self._request_timeout = max_queue, request_timeout
+
     async def quiet(self) -> None:
         """Returns once no request is open."""
         await self._quiet.wait()

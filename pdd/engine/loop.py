@@ -139,6 +139,9 @@ class EngineLoop:
     def submit_prefill(self, spec: PrefillSpec) -> None:
         self._put(self._scheduler.submit, spec)
 
+    def set_queue(self, max_queue: int, queue_timeout: float) -> None:
+        self._put(self._scheduler.set_queue, max_queue, queue_timeout)
+
     def abort(self, request_id: str) -> None:
         self._put(self._scheduler.abort, request_id)
 

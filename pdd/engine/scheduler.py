@@ -30,6 +30,7 @@ It does not run, send, sleep or log anything. Owner: the engine thread.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable
 
@@ -98,6 +99,12 @@ class Scheduler:
         return self._waiting
 
     # -- inbox ----------------------------------------------------------------------------------------------------
+    def set_queue(self, max_queue: int, queue_timeout: float, now: float) -> list[Effect]:
+        """New bounds of the queue. What waits already stays, if it has not waited for too long by now."""
+        self.limits = dataclasses.replace(self.limits, max_queue=max_queue, queue_timeout=queue_timeout)
+        self._waiting.set_timeout(queue_timeout)
+        return []
+
     def submit(self, spec: GenerateSpec | PrefillSpec, now: float) -> list[Effect]:
         """Queues a request, or ends it at once when it can never fit or the queue is full.
 

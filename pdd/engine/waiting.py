@@ -42,6 +42,10 @@ class WaitingQueue:
         self._records: list[Record] = []  # by _place
         self._deadlines: collections.deque[Record] = collections.deque()  # by arrival; holds requests long gone, too
 
+    def set_timeout(self, timeout: float) -> None:
+        """Seconds, for those that wait now, too."""
+        self._timeout = timeout
+
     def __len__(self) -> int:
         return len(self._records)
 

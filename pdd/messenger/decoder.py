@@ -66,7 +66,7 @@ class Decoder:
         self._fabric = context.fabric
         self._inbox = inbox
         self._planner = planner
-        self._deadlines = Deadlines(context.settings.dead_after, settings.prefill_stall_timeout)
+        self._deadlines = _deadlines(context, settings)
         self._report = report
         self._book = AttemptBook(context.fabric)
         self._judge = Judge(Chooser(self.peers, self._book.outstanding, context.clock), settings)
@@ -92,6 +92,11 @@ class Decoder:
         for attempt in self._book.all():
             if attempt.state.value is AttemptState.CHOOSING:
                 self._place(attempt)
+
+    def set(self, settings: DecoderSettings) -> None:
+        """For the attempts in hand, too."""
+        self._deadlines = _deadlines(self._context, settings)
+        self._judge.set(settings)
 
     # -- asking ---------------------------------------------------------------------------------------------------
     def attempts(self) -> tuple[AttemptStatus, ...]:
@@ -400,3 +405,7 @@ class Decoder:
 
     def _count(self, **amounts: int) -> None:
         self.counters = added(self.counters, **amounts)
+
+
+def _deadlines(context: LinkContext, settings: DecoderSettings) -> Deadlines:
+    return Deadlines(context.settings.dead_after, settings.prefill_stall_timeout)

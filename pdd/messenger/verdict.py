@@ -36,6 +36,10 @@ class Judge:
         self._chooser = chooser
         self._settings = settings
 
+    def set(self, settings: DecoderSettings) -> None:
+        """For what is judged from now on."""
+        self._settings = settings
+
     def choose(self, attempt: Attempt) -> PeerLink | None:
         """Whom to ask now."""
         return self._chooser.choose(attempt.num_tokens, self.retries.of(attempt.reserved.request_id))

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from pdd import config_load
+from pdd import config_load, config_sources
+from pdd.config_load import ConfigProblems
 from pdd.control import schema
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
@@ -39,6 +40,7 @@ class FakeSource:
         self.ended: set[str] = set()
         self.drained_with: list[float | None] = []
         self.refuse_drain = False
+        self.wrong_config = False
         self.uptime = 12.0
         self.records = [
             schema.LogRecord(seq=1, ts=1796000000.25, level="info", component="daemon.node", message="loaded", fields={"pages": 64}),
@@ -108,6 +110,16 @@ class FakeSource:
 
     def metrics_text(self) -> str:
         return "pdd_batch_size 1.0\n"
+
+    async def reload(self, dry_run: bool) -> schema.Reload:
+        if self.wrong_config:
+            raise ConfigProblems([config_sources.Problem("f:1:1", "log.level", '"loud" is not a level')])
+        changed = schema.ChangedSetting(key="log.level", old="info", new="debug")
+        return schema.Reload(dry_run=dry_run, applied=(changed,),
+                             needs_restart=(schema.ChangedSetting(key="kv.page_size", old=16, new=32),))
+
+    def stacks(self) -> schema.Stacks:
+        return schema.Stacks(pid=1, text="thread MainThread\n")
 
     def drain(self, timeout: float | None) -> None:
         if self.refuse_drain:

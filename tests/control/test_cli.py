@@ -174,6 +174,18 @@ def test_drain_resume_cancel(pdd: Pdd, daemon: Daemon) -> None:
     assert "no request r/9? [E351]" in clean(pdd("requests", "cancel", "r/9?"), 5).stderr
 
 
+def test_reload(pdd: Pdd, daemon: Daemon) -> None:
+    assert clean(pdd("reload"), 0).stdout == "applied: log.level; needs restart: kv.page_size\n"
+    assert clean(pdd("reload", "--dry-run"), 0).stdout.startswith("would be applied: log.level;")
+    document = json.loads(clean(pdd("--json", "reload", "--dry-run"), 0).stdout)
+    assert document["dry_run"]
+    assert document["needs_restart"] == [{"key": "kv.page_size", "old": 16, "new": 32}]
+    daemon.source.wrong_config = True
+    refused = clean(pdd("reload"), 78)
+    assert refused.stdout == ""
+    assert refused.stderr == 'f:1:1  log.level: "loud" is not a level\n1 problem [E780]\n'
+
+
 def test_the_settings_of_the_running_node(pdd: Pdd, daemon: Daemon) -> None:
     out = clean(pdd("config", "show", "--live", "--origin", env={"PDD_KV__PAGE_SIZE": "64"}), 0).stdout
     assert "kv.page_size = 32  # --set\n" in out

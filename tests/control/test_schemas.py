@@ -60,11 +60,13 @@ def test_there_is_one_for_every_document_and_no_other() -> None:
 def test_what_is_sent_has_exactly_the_members(daemon: fake_daemon.Running) -> None:
     client = Client(daemon.directory)
     for topic, kind in (("status", schema.Status), ("requests", schema.Requests), ("peers", schema.Peers),
-                        ("transfers", schema.TransferList), ("requests/r-1", schema.OneRequest), ("logs", schema.Logs)):
+                        ("transfers", schema.TransferList), ("requests/r-1", schema.OneRequest), ("logs", schema.Logs),
+                        ("debug/stacks", schema.Stacks)):
         holds(client.get(f"/v1/{topic}", private=True), kind)
     holds(client.get("/v1/config", private=True), printed.Settings)
     holds(client.get("/version"), schema.Version)
     holds(client.delete("/v1/requests/r-1"), schema.Cancelled)
+    holds(client.post("/v1/reload"), schema.Reload)
     lines = client.stream("/v1/events?topics=status,requests&interval=100ms", idle_timeout=10)
     holds(next(lines), schema.EventLine)
     daemon.source.uptime += 1

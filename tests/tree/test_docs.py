@@ -100,13 +100,14 @@ def test_every_error_code_is_in_pdd_1() -> None:
 
 # -- pdd.toml(5) and etc/pdd.toml --------------------------------------------------------------------------------------
 def test_pdd_toml_5_has_every_setting_and_no_other() -> None:
-    page = re.findall(r"^\.It Cm ([a-z_]+\.[a-z_]+)$", (MAN / "pdd.toml.5").read_text(), re.M)
-    assert page == list(config.all_fields())
+    page = re.findall(r"^\.It Cm ([a-z_]+\.[a-z_]+)( Em R)?$", (MAN / "pdd.toml.5").read_text(), re.M)
+    assert [key for key, _ in page] == list(config.all_fields())
+    assert {key for key, mark in page if mark} == {key for key, field in config.all_fields().items() if config.is_live(field)}
 
 
 def test_pdd_toml_5_has_every_default_and_every_choice() -> None:
     parts = re.split(r"^\.It Cm ", (MAN / "pdd.toml.5").read_text(), flags=re.M)[1:]
-    entries = {part.partition("\n")[0]: re.split(r"^\.El", part.partition("\n")[2], flags=re.M)[0] for part in parts}
+    entries = {part.split()[0]: re.split(r"^\.El", part.partition("\n")[2], flags=re.M)[0] for part in parts}
     for key, field in config.all_fields().items():
         default = default_text(field).strip('"')
         if default not in ("", "[]") and key not in ("node.role", "node.name"):
@@ -144,7 +145,7 @@ def test_the_unit_is_valid(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd is not installed")
     copy = tmp_path / UNIT.name
-    copy.write_text(UNIT.read_text().replace("ExecStart=pdd ", "ExecStart=/bin/true "))  # verify wants the program to exist
+    copy.write_text(UNIT.read_text().replace("=pdd ", "=/bin/true "))  # verify wants the program to exist
     result = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
     )
@@ -163,6 +164,8 @@ def test_the_unit_fits_the_daemon() -> None:
     assert words[:2] == ["pdd", "serve"]
     known = {option for path, option in options_of_the_command() if path in ("", "serve")}
     assert {word for word in words if word.startswith("--")} <= known
+    assert settings["ExecReload"].split()[0] == "pdd"  # waits until it is done, and its exit status says how
+    assert settings["ExecReload"].split()[-1] == "reload"
     assert units.parse_duration(settings["TimeoutStartSec"].replace("min", "m")) > 0
 
 

@@ -167,7 +167,7 @@ def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
         ("api.listen=8000", "write HOST:PORT"),
         ("api.listen=::1:8000", "write IPv6 in brackets: [::1]:8000"),
         ("api.listen=127.0.0.1:99999", "is not a port"),
-        ("peers.static=a:1,b", '"b" is not an address'),
+        ("peers.static=127.0.0.1:1,b", '"b" is not an address'),
         ("peers.static=10.0.0.300:1", '"10.0.0.300" is neither a host name nor an IP address'),
         ("peers.static=127.0.0.1:0", '"0" is not a port (1 to 65535)'),
         ("page_size=3", "is not an assignment"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 from pdd.engine.effects import SinkClose
 from pdd.engine.request import (
     FinishReason,
@@ -10,6 +12,19 @@ from pdd.engine.request import (
 from pdd.errors import RequestTimeout
 from tests.engine_fakes import generate, prefill
 from tests.unit.engine.node import Node
+
+
+def test_a_reload_changes_the_bounds_of_those_that_wait() -> None:
+    node = Node(num_pages=4, queue_timeout=5.0)
+    scheduler = node.scheduler
+    scheduler.set_queue(3, 2.0, 0.0)
+    assert (scheduler.limits.max_queue, scheduler.limits.queue_timeout) == (3, 2.0)
+    queue = scheduler.waiting
+    record = types.SimpleNamespace(admissions=0, seq=1, sink=None, arrived=0.0, state=RequestState.WAITING)
+    queue.add(record)  # type: ignore[arg-type]
+    assert queue.next_deadline() == 2.0
+    queue.set_timeout(7.0)
+    assert queue.next_deadline() == 7.0
 
 
 def test_a_request_that_is_not_admitted_in_time_expires() -> None:

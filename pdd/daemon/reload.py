@@ -1,0 +1,194 @@
+"""Gives changed settings to a running node: each to its one owner, and says which of them wait for a restart.
+
+    read the same sources again -> refuse all of it for any mistake -> apply what is live -> tell the rest
+
+What is live is marked in the config model (`config.LIVE`), and APPLY has an entry for each such setting and for no other. A
+setting that needs a restart keeps its old value in `node.config`, so the next reload tells of it again. Files that
+settings name (credentials, model) are not read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pdd import config as model
+from pdd import log, sdnotify
+from pdd.address import parse_address
+from pdd.config import Config
+from pdd.config_load import Origins, explained
+from pdd.control import schema
+from pdd.daemon.reach import addresses_towards, choose_source, mixed_families
+from pdd.errors import ConfigError, PddError, RefusedInState
+
+if TYPE_CHECKING:
+    from pdd.daemon.node import Node
+
+Reread = Callable[[], tuple[Config, Origins]]  # raises ConfigError, ModelError
+
+_CLIENTS = "top."  # settings of a client, which reads them at each start
+_log = logging.getLogger("pdd")
+
+
+def changes(old: Config, new: Config) -> list[str]:
+    """The keys, in the order of the file, that the two differ in and a node reads."""
+    before, after = model.values(old), model.values(new)
+    return [key for key in before if before[key] != after[key] and not key.startswith(_CLIENTS)]
+
+
+def taken_over(old: Config, new: Config, keys: list[str]) -> Config:
+    """`old` with the values that `new` has for `keys`."""
+    sections = {key.split(".")[0] for key in keys}
+    return old.model_copy(update={
+        section: getattr(old, section).model_copy(update={
+            key.split(".")[1]: getattr(getattr(new, section), key.split(".")[1])
+            for key in keys if key.startswith(f"{section}.")
+        })
+        for section in sections
+    })
+
+
+class Reloader:
+    """Owner: the main loop."""
+
+    def __init__(self, node: Node, reread: Reread) -> None:
+        """`reread` reads what the node was started with, and is called on a thread."""
+        self._node = node
+        self._reread = reread
+        self._one_at_a_time = asyncio.Lock()
+        self._soon: set[asyncio.Task[None]] = set()
+
+    async def reload(self, *, dry_run: bool = False) -> schema.Reload:
+        """What has changed, applied unless `dry_run`.
+
+        Raises:
+            ConfigError, ModelError: every mistake of all sources; nothing was changed.
+            RefusedInState: the node is still starting.
+        """
+        async with self._one_at_a_time:
+            node = self._node
+            if node.phase.name != "serve":
+                raise RefusedInState("the node is still starting", hint="`pdd status --wait ready` tells when it is done.")
+            if not dry_run:
+                sdnotify.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            try:
+                return await self._reload(dry_run)
+            finally:
+                if not dry_run:
+                    sdnotify.notify("READY=1", f"STATUS={node.view.summary()}")
+
+    def reload_soon(self) -> None:
+        """For whoever asks by a signal, and hears of it in the log alone."""
+        task = asyncio.create_task(self._reload_and_log(), name="reload")
+        self._soon.add(task)
+        task.add_done_callback(self._soon.discard)
+
+    async def _reload_and_log(self) -> None:
+        try:
+            await self.reload()
+        except PddError as error:
+            for line in str(error).splitlines():
+                _log.error("reload refused, nothing has changed: %s [%s]", line, error.id)
+        except Exception:
+            _log.exception("reload failed")
+
+    async def _reload(self, dry_run: bool) -> schema.Reload:
+        node = self._node
+        new, origins = await asyncio.to_thread(self._reread)
+        await asyncio.to_thread(self._check_reach, new)
+        keys = changes(node.config, new)
+        live = [key for key in keys if key in APPLY]
+        document = _document(node.config, new, live, [key for key in keys if key not in APPLY], dry_run)
+        if dry_run:
+            return document
+        node.config = taken_over(node.config, new, live)
+        node.origins = {**node.origins, **{key: origins[key] for key in live}}
+        for apply in dict.fromkeys(APPLY[key] for key in live):
+            apply(node)
+        _log.info("reload: %s", summary(document))
+        return document
+
+    def _check_reach(self, new: Config) -> None:
+        """New prefillers must reach the fabric that this node has opened. Raises ConfigError."""
+        fabric, old = self._node.fabric, self._node.config
+        if new.peers.static == old.peers.static or fabric is None or fabric.provider != "tcp" or old.fabric.bind:
+            return
+        towards, before = addresses_towards(new), choose_source(addresses_towards(old))
+        why = mixed_families(towards)
+        if not why and towards and choose_source(towards) != before:
+            why = f"peers.static: it is reached from {choose_source(towards)}, and the fabric of this node is at {before}"
+        if why:
+            raise ConfigError(why, hint="Restart the node for that, or set fabric.bind.")
+
+
+def _document(old: Config, new: Config, live: list[str], rest: list[str], dry_run: bool) -> schema.Reload:
+    before, after = (explained(each, {})["settings"] for each in (old, new))
+
+    def told(keys: list[str]) -> tuple[schema.ChangedSetting, ...]:
+        return tuple(schema.ChangedSetting(key=key, old=before[key]["value"], new=after[key]["value"]) for key in keys)
+
+    return schema.Reload(dry_run=dry_run, applied=told(live), needs_restart=told(rest))
+
+
+def summary(document: schema.Reload) -> str:
+    """applied: log.level; needs restart: kv.page_size"""
+    parts = [("applied", document.applied), ("needs restart", document.needs_restart)]
+    told = [f"{word}: {', '.join(each.key for each in found)}" for word, found in parts if found]
+    return "; ".join(told) or "nothing has changed"
+
+
+# -- the owners --------------------------------------------------------------------------------------------------------
+def _bounds(node: Node) -> None:
+    node.service.set_bounds(node.config.scheduler.max_queue, node.config.scheduler.request_timeout)
+
+
+def _queues(node: Node) -> None:
+    _bounds(node)
+    for group in node.groups:
+        if group.loop is not None:
+            group.loop.set_queue(node.config.scheduler.max_queue, node.config.scheduler.queue_timeout)
+
+
+def _decoder(node: Node) -> None:
+    if node.decoder is not None:
+        node.decoder.set(node.decoder_settings())
+
+
+def _members(node: Node) -> None:
+    if node.decoder is not None:
+        node.decoder.peers.set_members([parse_address(peer) for peer in node.config.peers.static])
+
+
+def _level(node: Node) -> None:
+    log.set_level(node.config.log.level)
+
+
+def _drain(node: Node) -> None:
+    node.drain.set_timeout(node.config.drain.timeout)
+
+
+def _prompts(node: Node) -> None:
+    node.ledger.keep_prompts(node.config.debug.show_prompts)
+
+
+def _nobody(node: Node) -> None:
+    """It is read from `node.config` where it is needed."""
+
+
+APPLY: dict[str, Callable[[Node], None]] = {
+    "scheduler.max_queue": _queues,
+    "scheduler.queue_timeout": _queues,
+    "scheduler.request_timeout": _bounds,
+    "scheduler.local_prefill_tokens": _nobody,
+    "scheduler.local_prefill_fallback": _decoder,
+    "peers.static": _members,
+    "peers.prefill_stall_timeout": _decoder,
+    "peers.max_attempts": _decoder,
+    "log.level": _level,
+    "drain.timeout": _drain,
+    "debug.show_prompts": _prompts,
+    "debug.allow_stacks": _nobody,
+}
