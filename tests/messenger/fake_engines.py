@@ -55,6 +55,10 @@ class FakePlanner:
     """One rank on each side, equal page sizes, one unit per page and layer."""
 
     extra_units = 0  # a prefiller and a decoder that do not agree on the count
+    wish: tuple[int, ...] = ()  # what a decoder's chooses
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, ...]] = []  # wishes that a prefiller's planned with
 
     def expected_units(
         self, source: wire.Geometry, destination: wire.Geometry, num_tokens: int, skip_tokens: int
@@ -70,12 +74,13 @@ class FakePlanner:
     def choose_source_sets(
         self, source: wire.Geometry, destination: wire.Geometry, rng: random.Random
     ) -> tuple[int, ...]:
-        return ()
+        return self.wish
 
     def plan(
         self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],
         destination_pages: Sequence[int], num_tokens: int, skip_tokens: int, source_sets: Sequence[int] = (),
     ) -> list[FakePush]:
+        self.heard.append(tuple(source_sets))
         first = skip_tokens // source.page_size
         plan = FakePlan(tuple(source_pages[first:]), tuple(destination_pages[first:]), source.num_layers)
         return [FakePush(plan, source.page_size, num_tokens, skip_tokens)]

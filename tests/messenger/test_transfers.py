@@ -113,3 +113,12 @@ async def test_status_shows_peers_attempts_and_jobs() -> None:
         await until(lambda: p.prefiller.peer_status()[0].rtt_seconds is not None)
         p.engine.paused.set()
         assert await finish(request) == ["whole"]
+
+
+async def test_the_prefiller_plans_with_the_copies_that_the_decoder_chose() -> None:
+    async with running() as rig:
+        p = await rig.prefiller()
+        d = await rig.decoder([p.port])
+        d.decoder._planner.wish = (3, 0)
+        assert await finish(d.engine.generate("r", prompt(1, 10))) == ["whole"]
+        assert p.prefiller._planner.heard == [(3, 0)]

@@ -50,6 +50,18 @@ def test_units_planned_are_units_expected(
         assert (a, b, d) == (0, c, len(plan["units"]))
 
 
+def test_a_decoder_is_fed_by_the_copies_that_it_chose() -> None:
+    src = dst = geometry(tp=8)  # two copies of each of four heads
+    planner = ShardPlanner(range(8), lambda **plan: plan)
+    chosen = {planner.choose_source_sets(src, dst, random.Random(seed)) for seed in range(20)}
+    assert chosen == {(0, 1), (1, 0)}
+    for sets in chosen:
+        pushes = planner.plan(src, dst, range(2), range(2), 20, 0, sets)
+        assert {push.writes.dst_rank: push.writes.src_rank for push in pushes} == {
+            rank: rank // 2 * 2 + sets[rank % 2] for rank in range(8)
+        }
+
+
 def test_what_runs_is_what_the_brute_force_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """tests/unit/kv checks node_units and plan_node_writes byte by byte: nothing else may plan."""
     src, dst = geometry(tp=2), geometry(tp=4)

@@ -156,7 +156,7 @@ def test_time_is_that_of_a_pipeline(seed: int) -> None:
     work, num_layers = LayerWork(rng.randrange(1, 10**9), rng.randrange(1, 10**5)), rng.randrange(1, 9)
     source = ShardSpec(num_layers, 4, 64, "bfloat16", page_size=16, num_pages=1, tp=rng.choice([1, 2, 4]))
     destination = dataclasses.replace(source, tp=rng.choice([1, 2, 4]))
-    assumed = Assumptions(rank_flops=10.0 ** rng.uniform(11, 15), rank_bits_per_second=1e9 * rng.randrange(1, 800))
+    assumed = Assumptions(rank_flops=10.0 ** rng.uniform(13, 19), rank_bits_per_second=1e9 * rng.randrange(1, 800))
     report = dry_run("x", source, destination, lambda _, a, b: work.flops(a, b), prompt_tokens=rng.randrange(2, 8000), assumed=assumed)
     computing = work.flops(0, report.moved_tokens) / source.tp / assumed.rank_flops
     assert report.request_compute_seconds == pytest.approx(num_layers * computing)

@@ -179,6 +179,12 @@ def test_many_prompts_load_all_source_ranks_alike(src_copies: int, dst_copies: i
         assert sent.max() - sent.min() <= 64
 
 
+def test_a_merged_write_says_no_more_units_than_an_immediate_holds() -> None:
+    spec = dataclasses.replace(BASE, num_pages=600)
+    (plan,) = plan_node_writes(spec, spec, num_tokens=9600, src_pages=range(600), dst_pages=range(600))
+    assert [write.units for write in merge(plan, 0, 600)] == [255, 255, 90]
+
+
 def test_neighbouring_pages_stay_together_when_a_prompt_is_spread() -> None:
     """Pages of 18 KiB of DeepSeek's cache: four at a time, so that a merged write is worth a fast NIC's while."""
     src = ShardSpec(num_layers=1, num_kv_heads=1, head_dim=576, dtype="bfloat16", tiles=1, page_size=16, num_pages=64, tp=4)
