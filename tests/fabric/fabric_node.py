@@ -43,6 +43,7 @@ class Node:
         self.memory = native.MappedMemory(fd, self.nbytes)
         self.region = self.fabric.register(self.memory.address, self.nbytes, fd)
         os.close(fd)
+        self.more: dict[int, native.MappedMemory] = {}  # by region
         self.events: list[list[Any]] = []
         self.watches: dict[int, native.Counter] = {}
 
@@ -51,7 +52,16 @@ class Node:
         return self.fabric.open_endpoint()
 
     def describe(self, endpoint: int, with_memory: bool = True) -> str:
-        return self.fabric.describe(endpoint, [self.region] if with_memory else []).hex()
+        return self.fabric.describe(endpoint, [self.region, *self.more] if with_memory else []).hex()
+
+    def add_region(self) -> int:
+        """Another arena, as of another rank."""
+        fd = make_memory("arena", self.nbytes)
+        memory = native.MappedMemory(fd, self.nbytes)
+        region: int = self.fabric.register(memory.address, self.nbytes, fd)
+        os.close(fd)
+        self.more[region] = memory
+        return region
 
     def connect(self, endpoint: int, descriptor: str) -> None:
         self.fabric.connect(endpoint, bytes.fromhex(descriptor))
