@@ -2,7 +2,7 @@
 
 `python -m tests.messenger.real_node NAME PORT LAYER_SECONDS VIA [CHANGES [FAULT]]` is a prefiller process; it prints one
 line when it listens. Its engine runs on a thread, as the real one does. VIA "local" allows KV to go through memory,
-"tcp" does not. CHANGES (JSON) are those of its geometry: every rank has a region. FAULT as in "error:7" fails one write.
+"tcp" does not, nor does "rails", where ranks are spread over two rail groups. CHANGES (JSON) are those of its geometry: every rank has a region. FAULT as in "error:7" fails one write.
 """
 
 from __future__ import annotations
@@ -69,16 +69,18 @@ class Memory:
     def __init__(self, via: str, geometry: wire.Geometry) -> None:
         self.via = via
         self.geometry = geometry
-        self.fabric = Fabric(bind=["127.0.0.1"], local=via == "local")
+        rails: list[tuple[list[str], list[int]]] = [(["127.0.0.1"], []), (["127.0.0.2"], [])]
+        self.fabric = Fabric(groups=rails if via == "rails" else rails[:1], local=via == "local")
         self._spec = shard_spec(geometry)
         layout = self._spec.layout
         self._mappings, self._views, regions = [], [], []
-        for _ in range(geometry.tp):
+        for rank in range(geometry.tp):
             fd = make_memory("kv", layout.region_bytes)
             mapping = native.MappedMemory(fd, layout.region_bytes)
             self._mappings.append(mapping)
             self._views.append(mapping.view().reshape(*layout.shape[:-1], layout.token_bytes))
-            regions.append(self.fabric.register(mapping.address, mapping.nbytes, fd))
+            group = rank % 2 if via == "rails" else 0
+            regions.append(self.fabric.register(mapping.address, mapping.nbytes, fd, group=group))
             os.close(fd)
         self.regions = tuple(regions)
 
@@ -244,7 +246,7 @@ async def serve(name: str, port: int, layer_seconds: float, via: str, changes: s
     memory = Memory(via, reshaped(**json.loads(changes)))
     if fault:
         kind, _, after = fault.partition(":")
-        memory.fabric.inject_fault(kind, int(after))
+        memory.fabric.inject_fault(kind, int(after), nic=0)
     context = memory.context(name, "prefill")
 
     def emit(event: EngineEvent) -> None:
