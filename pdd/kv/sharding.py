@@ -74,6 +74,30 @@ class ShardSpec(KvShape):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class UnitIndex:
+    """Which entries of a plan belong to which tokens: what is left to ask once the plan is with the fabric."""
+
+    num_tokens: int
+    unit_tokens: int
+    unit_numbers: _Ints  # units of the prompt that the plan has, ascending
+    entries_per_unit: int
+
+    def entries(self, begin_token: int, end_token: int) -> tuple[int, int]:
+        """[begin, end) of the entries to send once tokens [begin_token, end_token) are computed.
+
+        A unit goes with the chunk that computes its last token; the tail goes with the last chunk. Chunks that follow
+        each other therefore give slices that follow each other, whatever their sizes.
+        """
+        if not 0 <= begin_token <= end_token <= self.num_tokens:
+            raise ValueError(f"chunk [{begin_token}, {end_token}) is not within {self.num_tokens} tokens")
+        begin, end = begin_token // self.unit_tokens, end_token // self.unit_tokens
+        if end_token == self.num_tokens:
+            end = -(-end_token // self.unit_tokens)
+        first, last = self.unit_numbers.searchsorted((begin, end)).tolist()
+        return first * self.entries_per_unit, last * self.entries_per_unit
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ShardWrites:
     """The writes of one layer from one source rank to one destination rank, in token order.
 
@@ -90,27 +114,13 @@ class ShardWrites:
     src_layer_stride: int  # bytes
     dst_layer_stride: int  # bytes
     num_layers: int
-    num_tokens: int
-    unit_tokens: int
-    unit_numbers: _Ints  # which units of the prompt these are, ascending; each has `entries_per_unit` entries
-    entries_per_unit: int
+    index: UnitIndex
 
     def __len__(self) -> int:
         return len(self.nbytes)
 
     def entries(self, begin_token: int, end_token: int) -> tuple[int, int]:
-        """[begin, end) of the entries to send once tokens [begin_token, end_token) are computed.
-
-        A unit goes with the chunk that computes its last token; the tail goes with the last chunk. Chunks that follow
-        each other therefore give slices that follow each other, whatever their sizes.
-        """
-        if not 0 <= begin_token <= end_token <= self.num_tokens:
-            raise ValueError(f"chunk [{begin_token}, {end_token}) is not within {self.num_tokens} tokens")
-        begin, end = begin_token // self.unit_tokens, end_token // self.unit_tokens
-        if end_token == self.num_tokens:
-            end = -(-end_token // self.unit_tokens)
-        first, last = self.unit_numbers.searchsorted((begin, end)).tolist()
-        return first * self.entries_per_unit, last * self.entries_per_unit
+        return self.index.entries(begin_token, end_token)
 
 
 def incompatibilities(ours: ShardSpec, theirs: ShardSpec) -> list[tuple[str, str, str]]:
@@ -203,8 +213,7 @@ def plan_node_writes(
                     src_rank=src_rank, dst_rank=dst_rank, src_offset=_offsets(src_at, src_runs),
                     dst_offset=_offsets(dst_at, dst_runs), nbytes=_filled(count, run_bytes), units=_filled(count, 1),
                     src_layer_stride=src.layout.layer_bytes, dst_layer_stride=dst.layout.layer_bytes,
-                    num_layers=src.num_layers, num_tokens=num_tokens, unit_tokens=unit, unit_numbers=mine,
-                    entries_per_unit=len(src_runs),
+                    num_layers=src.num_layers, index=UnitIndex(num_tokens, unit, mine, len(src_runs)),
                 ))
     return tuple(plans)
 

@@ -76,6 +76,8 @@ class Refusal(PeerIncompatible):
 
     def __init__(self, message: str, diff: tuple[FieldDiff, ...]) -> None:
         hint = "both nodes must have the same model and dtype, and page sizes that divide one another"
+        if all(each.field == "tp" for each in diff):
+            hint = "choose engine.tp so that it divides the number of KV heads, or is a multiple of it"
         if all(each.field == "num_pages" for each in diff):
             hint = "lower kv.num_pages where it is too large; the two need not be equal"
         super().__init__(message, hint=hint)

@@ -34,13 +34,13 @@ def compare(ours: wire.Geometry, theirs: wire.Geometry) -> tuple[FieldDiff, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShardPush:
-    """PushPlan of one pair of ranks."""
+    """PushPlan of one pair of ranks. The fabric has the entries; nothing here keeps them a second time."""
 
     native: Any
-    writes: sharding.ShardWrites
+    index: sharding.UnitIndex
 
     def entries(self, begin_token: int, end_token: int) -> tuple[int, int]:
-        return self.writes.entries(begin_token, end_token)
+        return self.index.entries(begin_token, end_token)
 
 
 class ShardPlanner:
@@ -82,4 +82,4 @@ class ShardPlanner:
             src_layer_stride=writes.src_layer_stride, dst_layer_stride=writes.dst_layer_stride,
             num_layers=writes.num_layers,
         )
-        return ShardPush(native, writes)
+        return ShardPush(native, writes.index)

@@ -57,7 +57,7 @@ def test_a_decoder_is_fed_by_the_copies_that_it_chose() -> None:
     assert chosen == {(0, 1), (1, 0)}
     for sets in chosen:
         pushes = planner.plan(src, dst, range(2), range(2), 20, 0, sets)
-        assert {push.writes.dst_rank: push.writes.src_rank for push in pushes} == {
+        assert {push.native["dst_region"]: push.native["src_region"] for push in pushes} == {
             rank: rank // 2 * 2 + sets[rank % 2] for rank in range(8)
         }
 
@@ -72,7 +72,9 @@ def test_what_runs_is_what_the_brute_force_checks(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sharding, "plan_node_writes", lambda *_, **__: (writes,))
     planner = ShardPlanner(range(2), lambda **plan: plan)
     assert planner.expected_units(src, dst, 20, 0) == 4711
-    assert [push.writes for push in planner.plan(src, dst, range(2), range(2), 20, 0)] == [writes]
+    (push,) = planner.plan(src, dst, range(2), range(2), 20, 0)
+    assert push.native["src_offset"] is writes.src_offset
+    assert push.index is writes.index
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,7 @@ def test_a_pool_too_large_to_be_counted_is_told_without_asking_for_equal_pools()
         too_many = f"{1 << 31} (more than the {MAX_EXPECTED_UNITS // geometry().num_layers} that can be counted)"
         assert [str(each) for each in diff] == [text.format(geometry().num_pages, too_many)]
         assert "need not be equal" in Refusal("", diff).hint
+    assert "divides the number of KV heads" in Refusal("", compare(geometry(), geometry(tp=3))).hint
     assert "same model and dtype" in Refusal("", compare(geometry(), geometry(model="n"))).hint
 
 

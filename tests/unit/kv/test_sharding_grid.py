@@ -139,7 +139,7 @@ def test_chunks_merging_and_source_sets_change_nothing(case: Case, data: st.Data
             assert (first, last) == (at, max(at, last))
             at = last
             if last and end < num_tokens:  # nothing leaves before its last token is computed
-                assert (plan.unit_numbers[last // plan.entries_per_unit - 1] + 1) * unit <= end
+                assert (plan.index.unit_numbers[last // plan.index.entries_per_unit - 1] + 1) * unit <= end
             written.apply(plan, first, last)
             _check_merged(merge(plan, first, last), plan, first, last)
         assert at == len(plan)
@@ -191,5 +191,5 @@ def test_neighbouring_pages_stay_together_when_a_prompt_is_spread() -> None:
     dst = dataclasses.replace(src, tp=1)
     plans = plan_node_writes(src, dst, num_tokens=1024, src_pages=range(64), dst_pages=range(64), source_sets=(2,))
     assert [plan.src_rank for plan in plans] == [2, 3, 0, 1]
-    assert plans[0].unit_numbers.tolist() == [0, 1, 2, 3, 16, 17, 18, 19, 32, 33, 34, 35, 48, 49, 50, 51]
+    assert plans[0].index.unit_numbers.tolist() == [0, 1, 2, 3, 16, 17, 18, 19, 32, 33, 34, 35, 48, 49, 50, 51]
     assert [(write.nbytes, write.units) for write in merge(plans[0], 0, 16)] == [(4 * 16 * 576 * 2, 4)] * 4
