@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "fabric/engine.h"
 #include "gpu/device_memory.h"
@@ -185,6 +186,48 @@ nb::dict stats_dict(const Engine& engine) {
     return out;
 }
 
+// Of the flight log: None for what has not happened.
+nb::object seconds(int64_t ns) {
+    return ns == 0 ? nb::none() : nb::cast(static_cast<double>(ns) * 1e-9);
+}
+
+nb::list nic_list(uint32_t bits, uint32_t first, uint32_t num_nics) {
+    nb::list out;
+    for (uint32_t nic = 0; nic < 32; ++nic)
+        if ((bits >> nic & 1) != 0) out.append(nic < num_nics ? static_cast<int>(first + nic) : -1);
+    return out;
+}
+
+// One tuple a plan, as pdd/fabric/types.py reads it. The NIC of local peers is -1.
+nb::list flight_list(const Engine::Flight& flight, const Engine& engine) {
+    nb::list out;
+    for (size_t group = 0; group < flight.groups.size(); ++group) {
+        const auto& report = flight.groups[group];
+        const uint32_t first = flight.first_nics[group];
+        const auto num_nics = static_cast<uint32_t>(engine.caps(group).size());
+        std::unordered_multimap<uint64_t, FlightWrites> by_cell;
+        for (const auto& write : report.in_flight) by_cell.emplace(write.cell, write);
+        for (const auto& [plan, cells] : report.plans) {
+            nb::list layers;
+            for (const auto& cell : cells) {
+                nb::list in_flight;
+                for (auto [write, end] = by_cell.equal_range(cell.number); write != end; ++write) {
+                    const uint32_t nic = write->second.nic;
+                    in_flight.append(
+                        nb::make_tuple(nic < num_nics ? static_cast<int>(first + nic) : -1, write->second.units));
+                }
+                layers.append(nb::make_tuple(
+                    cell.number - plan.first_cell, seconds(cell.ready), seconds(cell.first_post),
+                    seconds(cell.last_post), seconds(cell.last_end), cell.posted, cell.ok, cell.failed, cell.unknown,
+                    nic_list(cell.nics, first, num_nics), nic_list(cell.failed_nics, first, num_nics), in_flight));
+            }
+            out.append(nb::make_tuple(plan.transfer, plan.key, plan.src_region, plan.dst_region, plan.first_value,
+                                      plan.num_layers, plan.units, seconds(plan.armed), layers));
+        }
+    }
+    return out;
+}
+
 using Column = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 std::shared_ptr<const WritePlan> make_plan(uint32_t src_region, uint32_t dst_region, Column src_offset,
@@ -340,19 +383,19 @@ void bind_fabric(nb::module_& m) {
         .def(nb::new_([](const std::string& provider, const std::string& library, const std::vector<std::string>& bind,
                          const std::string& source, const std::string& require, uint32_t window_ops,
                          uint64_t window_bytes, const std::string& idle, const PyGroups& groups, bool local,
-                         const std::string& device) {
+                         uint64_t flight_bytes, const std::string& device) {
                  std::vector<RailGroupConfig> rails;
                  for (const auto& [nics, cpus] : groups) rails.push_back({nics, cpus});
                  if (rails.empty()) rails.push_back({bind, {}});
-                 const EngineConfig config{provider, library,    python_search_dirs(), rails, source,
-                                           require,  window_ops, window_bytes,         idle,  local,
-                                           device};
+                 const EngineConfig config{provider, library, python_search_dirs(), rails,
+                                           source,   require, window_ops,           window_bytes,
+                                           idle,     local,   flight_bytes,         device};
                  const nb::gil_scoped_release unlocked;
                  return unwrap(Engine::open(config));
              }),
              nb::kw_only(), "provider"_a = "auto", "library"_a = "", "bind"_a = std::vector<std::string>{},
              "source"_a = "", "require"_a = "", "window_ops"_a = 64, "window_bytes"_a = 8 << 20, "idle"_a = "auto",
-             "groups"_a = PyGroups{}, "local"_a = false, "device"_a = "")
+             "groups"_a = PyGroups{}, "local"_a = false, "flight_bytes"_a = 16 << 20, "device"_a = "")
         .def_prop_ro("caps", &engine_caps)
         .def_prop_ro("warnings", &Engine::warnings)
         .def("fileno", &Engine::fileno)
@@ -443,6 +486,26 @@ void bind_fabric(nb::module_& m) {
         .def(
             "cancel", [](Engine& self, uint64_t transfer) { unwrap(self.cancel(transfer)); }, "transfer"_a, Unlocked())
         .def("stats", &stats_dict)
+        .def(
+            "flight",
+            [](Engine& self, uint64_t transfer, size_t most) {
+                auto found = [&] {
+                    const nb::gil_scoped_release unlocked;
+                    return self.flight(transfer, most);
+                }();
+                return flight_list(unwrap(std::move(found)), self);
+            },
+            "transfer"_a, "most"_a)
+        .def(
+            "imm_arrivals",
+            [](Engine& self, uint32_t key) {
+                const auto found = unwrap(self.imm_arrivals(key));
+                nb::list marks;
+                for (const int64_t at : found.marks) marks.append(seconds(at));
+                return nb::make_tuple(found.expected, 1u << found.shift, seconds(found.first), seconds(found.last),
+                                      marks);
+            },
+            "key"_a)
         .def(
             "inject_fault",
             [](Engine& self, const std::string& kind, uint64_t after, uint64_t count, int nic) {

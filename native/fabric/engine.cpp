@@ -122,7 +122,8 @@ Status Engine::start(size_t number, const EngineConfig& config, const IdlePolicy
                                              .idle = idle,
                                              .has_local = config.local,
                                              .group = group.number,
-                                             .num_groups = static_cast<uint32_t>(shared->groups.size())};
+                                             .num_groups = static_cast<uint32_t>(shared->groups.size()),
+                                             .flight_bytes = config.flight_bytes / shared->groups.size()};
             Worker worker(worker_config, std::move(*nics), group.commands, group, shared->imms, group.events,
                           group.stats);
             group.worker = &worker;
@@ -406,6 +407,26 @@ Status Engine::finish(uint64_t transfer) {
 Status Engine::cancel(uint64_t transfer) {
     if (Status known = check_transfer(transfer); !known) return known;
     return send_all(command::Cancel{transfer});
+}
+
+Result<Engine::Flight> Engine::flight(uint64_t transfer, size_t most) {
+    Flight all;
+    uint32_t first_nic = 0;
+    for (const auto& group : shared_->groups) {
+        auto report = call<Result<FlightReport>>(
+            *group, [=](Worker& worker) -> Result<FlightReport> { return worker.flight(transfer, most); });
+        if (!report) return report.error();
+        all.groups.push_back(std::move(*report));
+        all.first_nics.push_back(first_nic);
+        first_nic += static_cast<uint32_t>(group->caps.size());
+    }
+    return all;
+}
+
+Result<ImmTable::Arrivals> Engine::imm_arrivals(uint32_t key) const {
+    const auto found = shared_->imms.arrivals(key);
+    if (!found) return Error{"imm_arrivals: nothing is kept of key " + std::to_string(key), FI_EINVAL};
+    return *found;
 }
 
 Status Engine::inject_fault(const std::string& kind, uint64_t after, uint64_t count, int nic) {

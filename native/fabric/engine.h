@@ -49,7 +49,8 @@ struct EngineConfig {
     uint32_t window_ops = 64;
     uint64_t window_bytes = 8 << 20;
     std::string idle = "auto";
-    bool local = false;    // beside the provider, endpoints to peers on this host may be opened
+    bool local = false;                // beside the provider, endpoints to peers on this host may be opened
+    uint64_t flight_bytes = 16 << 20;  // of all flight logs together
     std::string device{};  // the GPU whose memory is registered: its PCI address, or cuda:N; "": host memory
 };
 
@@ -99,6 +100,14 @@ class Engine {
 
     Status inject_fault(const std::string& kind, uint64_t after, uint64_t count, int nic = -1);
     const Stats& stats(size_t group) const { return shared_->groups[group]->stats; }
+    // What the workers remember of one transfer, or, for 0, of all: the latest `most` plans of each group, with the
+    // NICs numbered through as in `caps`. Waits for the workers.
+    struct Flight {
+        std::vector<FlightReport> groups;
+        std::vector<uint32_t> first_nics;  // number of each group's first NIC
+    };
+    Result<Flight> flight(uint64_t transfer, size_t most);
+    Result<ImmTable::Arrivals> imm_arrivals(uint32_t key) const;
     uint32_t keys_in_use() const { return shared_->imms.in_use(); }
 
   private:

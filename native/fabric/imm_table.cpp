@@ -1,5 +1,9 @@
 #include "fabric/imm_table.h"
 
+#include <algorithm>
+#include <bit>
+#include <chrono>
+
 namespace pdd {
 namespace {
 
@@ -38,7 +42,12 @@ std::optional<uint32_t> ImmTable::allocate(uint32_t endpoint) {
     Slot& slot = slots_[index];
     slot.expected.store(0);
     slot.endpoint.store(endpoint);
-    slot.word.store(kLive | static_cast<uint64_t>(generation) << kGenerationShift);  // publishes the two above
+    for (auto& mark : slot.marks) mark.store(0, std::memory_order_relaxed);
+    slot.first.store(0, std::memory_order_relaxed);
+    slot.last.store(0, std::memory_order_relaxed);
+    slot.armed.store(0, std::memory_order_relaxed);
+    slot.key.store(generation << kSlotBits | index, std::memory_order_relaxed);
+    slot.word.store(kLive | static_cast<uint64_t>(generation) << kGenerationShift);  // publishes those above
     in_use_.fetch_add(1, std::memory_order_relaxed);
     return generation << kSlotBits | index;
 }
@@ -57,6 +66,10 @@ ImmTable::Arrival ImmTable::arm(uint32_t key, uint32_t expected) {
     uint32_t unarmed = 0;
     if (slot == nullptr || expected == 0 || !slot->expected.compare_exchange_strong(unarmed, expected))
         return {Outcome::Stale, 0};
+    constexpr uint32_t kMarkBits = std::bit_width(Arrivals::kMarks) - 1;
+    const uint32_t bits = static_cast<uint32_t>(std::bit_width(expected - 1));
+    slot->shift.store(bits > kMarkBits ? bits - kMarkBits : 0, std::memory_order_relaxed);
+    slot->armed.store(expected, std::memory_order_relaxed);
     return tell(*slot, slot->word.load());
 }
 
@@ -79,7 +92,28 @@ std::optional<uint32_t> ImmTable::retire(uint32_t key) {
     return word_arrived(word);
 }
 
-ImmTable::Arrival ImmTable::add(uint32_t endpoint, uint32_t imm) {
+// Relaxed stores of one thread, plain ones on the machines there are.
+void ImmTable::mark(Slot& slot, uint32_t arrived, TimePoint now) {
+    constexpr auto relaxed = std::memory_order_relaxed;
+    const int64_t at = std::chrono::duration_cast<std::chrono::nanoseconds>(now.time_since_epoch()).count();
+    if (slot.first.load(relaxed) == 0) slot.first.store(at, relaxed);
+    slot.last.store(at, relaxed);
+    const uint32_t place = (arrived - 1) >> slot.shift.load(relaxed);
+    slot.marks[std::min<size_t>(place, Arrivals::kMarks - 1)].store(at, relaxed);
+}
+
+std::optional<ImmTable::Arrivals> ImmTable::arrivals(uint32_t key) const {
+    if (key >> kKeyBits != 0) return std::nullopt;
+    constexpr auto relaxed = std::memory_order_relaxed;
+    const Slot& slot = slots_[slot_of(key)];
+    if (slot.key.load(relaxed) != key) return std::nullopt;
+    Arrivals found{
+        slot.armed.load(relaxed), slot.shift.load(relaxed), slot.first.load(relaxed), slot.last.load(relaxed), {}};
+    for (size_t i = 0; i < found.marks.size(); ++i) found.marks[i] = slot.marks[i].load(relaxed);
+    return found;
+}
+
+ImmTable::Arrival ImmTable::add(uint32_t endpoint, uint32_t imm, TimePoint now) {
     uint64_t word = 0;
     Slot* slot = live_slot(imm_key(imm), word);
     for (;;) {
@@ -89,7 +123,10 @@ ImmTable::Arrival ImmTable::add(uint32_t endpoint, uint32_t imm) {
         // A peer that never stops must not carry over into the generation; it was told as an overrun long ago.
         if (word_arrived(word) > UINT32_MAX - kMaxImmUnits) return {Outcome::Counted, word_arrived(word)};
         const uint64_t next = word + imm_units(imm);
-        if (slot->word.compare_exchange_weak(word, next)) return tell(*slot, next);
+        if (slot->word.compare_exchange_weak(word, next)) {
+            mark(*slot, word_arrived(next), now);
+            return tell(*slot, next);
+        }
         if ((word & kLive) == 0 || word_generation(word) != generation_of(imm_key(imm))) slot = nullptr;
     }
 }

@@ -12,12 +12,15 @@
 // one.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <mutex>
 #include <optional>
 #include <vector>
+
+#include "util/clock.h"
 
 namespace pdd {
 
@@ -44,6 +47,18 @@ class ImmTable {
         uint32_t arrived;  // units so far, 0 when stale
     };
 
+    // When the units of a key came, for `pdd explain`: each mark is the time of the last arrival that raised the count
+    // to at most (its index + 1) << shift, ns of the native clock; 0: none. Kept after the key is retired, until its
+    // slot is handed out again. Written without a lock beside the count, so it may lag behind that.
+    struct Arrivals {
+        static constexpr size_t kMarks = 16;
+        uint32_t expected = 0;
+        uint32_t shift = 0;
+        int64_t first = 0;
+        int64_t last = 0;
+        std::array<int64_t, kMarks> marks{};
+    };
+
     ImmTable();
 
     // None when all 4096 slots are in use. Any thread.
@@ -55,7 +70,9 @@ class ImmTable {
     // Forgets the key and says what had arrived. Any thread.
     std::optional<uint32_t> retire(uint32_t key);
     // An arrival. Reached and Overrun are each told at most once per key. The worker's thread.
-    Arrival add(uint32_t endpoint, uint32_t imm);
+    Arrival add(uint32_t endpoint, uint32_t imm, TimePoint now = {});
+    // None for a key whose slot has another one now, or never had any. Any thread.
+    std::optional<Arrivals> arrivals(uint32_t key) const;
     uint32_t in_use() const { return in_use_.load(std::memory_order_relaxed); }
 
   private:
@@ -63,7 +80,15 @@ class ImmTable {
         std::atomic<uint64_t> word{0};
         std::atomic<uint32_t> expected{0};  // 0: not armed
         std::atomic<uint32_t> endpoint{0};
+        // of the latest key, retired or not
+        std::atomic<uint32_t> key{UINT32_MAX};
+        std::atomic<uint32_t> armed{0};  // expected
+        std::atomic<uint32_t> shift{0};
+        std::atomic<int64_t> first{0};
+        std::atomic<int64_t> last{0};
+        std::array<std::atomic<int64_t>, Arrivals::kMarks> marks{};
     };
+    static void mark(Slot& slot, uint32_t arrived, TimePoint now);
     Slot* live_slot(uint32_t key, uint64_t& word);
     Arrival tell(Slot& slot, uint64_t word);
 

@@ -22,6 +22,7 @@ struct Op {
     Op* next = nullptr;
     Transfer* transfer = nullptr;  // null: not in flight
     uint64_t nbytes = 0;
+    uint64_t record = 0;  // in the flight log
     uint32_t units = 0;
     uint32_t lane = 0;  // that it was posted on
     bool held = false;  // fault "hold": its completion is withheld
@@ -32,7 +33,7 @@ static_assert(offsetof(Op, context) == 0);
 class OpList {
   public:
     bool empty() const { return head_ == nullptr; }
-    Op* front() const { return head_; }
+    Op* front() const { return head_; }  // and on by `next`
     void push(Op* op) {
         op->prev = nullptr;
         op->next = head_;

@@ -25,7 +25,7 @@ uint32_t Peer::pump() {
 }
 
 void Peer::on_immediate(uint32_t imm) {
-    const auto arrival = imms_.add(id_, imm);
+    const auto arrival = imms_.add(id_, imm, shared_.now);
     const bool stale = arrival.outcome == ImmTable::Outcome::Stale;
     stat_add(stale ? shared_.stats.stale_units : shared_.stats.units_received, imm_units(imm));
     Event event;

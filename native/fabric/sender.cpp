@@ -207,6 +207,7 @@ bool Sender::post(size_t index, Transfer& transfer, const WriteBatch& batch) {
         op->nbytes = batch.nbytes;
         op->units = batch.units;
         op->lane = static_cast<uint32_t>(index);
+        op->record = work.record();
         op->held = fault == Fault::Hold;
         result = port_.post(index, work.plan(), batch, imm_pack(transfer.key(), batch.units), op);
     }
@@ -221,6 +222,7 @@ bool Sender::post(size_t index, Transfer& transfer, const WriteBatch& batch) {
     lane.refused_since.reset();
     shared_.faults.consume(lane.nic);
     transfer.deficit -= static_cast<int64_t>(batch.nbytes);
+    const uint64_t record = work.record();
     work.advance(batch);
     transfer.pop_done_work();
     if (!transfer.has_work()) line_.leave(transfer);
@@ -229,6 +231,7 @@ bool Sender::post(size_t index, Transfer& transfer, const WriteBatch& batch) {
         lane.window.posted(batch.nbytes);
         shared_.nic_windows[lane.nic].posted(batch.nbytes);
         transfer.posted(batch.nbytes);
+        shared_.flight.posted(record, lane.nic, batch.units, shared_.now);
         stat_add(shared_.stats.writes);
         stat_add(shared_.stats.bytes, batch.nbytes);
         stat_add(shared_.stats.units, batch.units);
@@ -245,6 +248,8 @@ bool Sender::post(size_t index, Transfer& transfer, const WriteBatch& batch) {
         return true;
     }
     transfer.count(batch.units, Fate::Failed);
+    shared_.flight.posted(record, lane.nic, batch.units, shared_.now);
+    shared_.flight.ended(record, lane.nic, batch.units, Fate::Failed, shared_.now);
     stat_add(shared_.stats.errors);
     const std::string text = fault == Fault::Error ? "injected fault" : port_.error_text(result.code);
     const std::string reason =
@@ -289,7 +294,14 @@ void Sender::settle(Op* op, Fate fate) {
     stat_sub(shared_.stats.inflight_writes);
     stat_sub(shared_.stats.inflight_bytes, op->nbytes);
     op->transfer->settle(op->units, fate, shared_.now);
+    shared_.flight.ended(op->record, lane.nic, op->units, fate, shared_.now);
     shared_.ops.give(op);
+}
+
+void Sender::add_in_flight(uint64_t transfer, std::vector<FlightWrites>& found) const {
+    for (const Op* op = outstanding_.front(); op != nullptr; op = op->next)
+        if (transfer == 0 || op->transfer->id() == transfer)
+            found.push_back({op->record, lanes_[op->lane].nic, op->units});
 }
 
 void Sender::fail(const std::string& reason) {

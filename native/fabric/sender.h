@@ -22,6 +22,7 @@
 
 #include "fabric/events.h"
 #include "fabric/faults.h"
+#include "fabric/flight.h"
 #include "fabric/nic.h"
 #include "fabric/op_pool.h"
 #include "fabric/stats.h"
@@ -65,6 +66,7 @@ struct SenderContext {
     std::vector<uint64_t>& dropped_alarms;
     const TimePoint& now;              // of the worker's turn
     std::vector<Window>& nic_windows;  // of all peers together, by NIC
+    FlightLog& flight;
 };
 
 class Sender {
@@ -94,6 +96,9 @@ class Sender {
     void fail(const std::string& reason);
     // The endpoint is closed: what is in flight becomes unknown and every transfer ends.
     void abandon(const std::string& reason);
+
+    // Writes that were posted and have not ended; of one transfer, or, for 0, of all.
+    void add_in_flight(uint64_t transfer, std::vector<FlightWrites>& found) const;
 
     bool idle() const { return line_.empty() && outstanding_.empty(); }
     bool blocked() const { return blocked_; }  // work waits, and some lane is to be asked again

@@ -15,12 +15,11 @@
 #include <vector>
 
 #include "fabric/events.h"
+#include "fabric/flight.h"
 #include "fabric/write_plan.h"
 #include "util/clock.h"
 
 namespace pdd {
-
-enum class Fate { Ok, Failed, Unknown };
 
 class Transfer {
   public:

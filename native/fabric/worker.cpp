@@ -46,6 +46,7 @@ Worker::Worker(WorkerConfig config, Nics nics, CommandQueue& commands, Alarms& a
       stats_(stats),
       nics_(std::move(nics)),
       regions_(nics_, config_.group, config_.num_groups),
+      flight_(config_.flight_bytes),
       nic_windows_(nics_.size(), Window({kNicWindows * config_.window.ops, kNicWindows * config_.window.bytes})),
       sleeper_(nics_, commands) {}
 
@@ -147,9 +148,10 @@ Status Worker::open_endpoint(uint32_t id, bool local) {
                                    config_.window.ops, config_.num_groups);
     if (!endpoint) return endpoint.error();
     sleeper_.add(**endpoint);
-    peers_.emplace(id, std::make_unique<Peer>(
-                           id, std::move(*endpoint), config_.window,
-                           SenderContext{ops_, faults_, events_, stats_, dropped_alarms_, now_, nic_windows_}, imms_));
+    peers_.emplace(
+        id, std::make_unique<Peer>(
+                id, std::move(*endpoint), config_.window,
+                SenderContext{ops_, faults_, events_, stats_, dropped_alarms_, now_, nic_windows_, flight_}, imms_));
     stat_add(stats_.endpoints);
     return {};
 }
@@ -180,6 +182,12 @@ Status Worker::remove_region(uint32_t id) {
     return removed;
 }
 
+FlightReport Worker::flight(uint64_t transfer, size_t most) const {
+    FlightReport report{flight_.latest(transfer, most), {}};
+    for (const auto& [endpoint, peer] : peers_) peer->sender().add_in_flight(transfer, report.in_flight);
+    return report;
+}
+
 // -- transfers --------------------------------------------------------------------------------------------------------
 void Worker::execute(command::OpenTransfer& c) {
     if (Peer* peer = find(transfer_endpoint(c.transfer))) {
@@ -198,7 +206,16 @@ void Worker::execute(command::Arm& c) {
     const uint64_t alarm = next_alarm_++;
     if (!sender->arm(*transfer, *c.plan, c.begin, c.end, alarm)) return;
     const uint32_t num_layers = c.plan->geometry().num_layers;
-    armed_.emplace(alarm, ArmedPlan{c.transfer, std::move(c.plan), c.begin, c.end});
+    const auto& geometry = c.plan->geometry();
+    const FlightPlan flight{.transfer = c.transfer,
+                            .first_value = c.first_value,
+                            .units = c.plan->units(c.begin, c.end),
+                            .key = transfer->key(),
+                            .src_region = geometry.src_region,
+                            .dst_region = geometry.dst_region,
+                            .num_layers = num_layers};
+    const uint64_t record = flight_.arm(flight, now_);
+    armed_.emplace(alarm, ArmedPlan{c.transfer, std::move(c.plan), c.begin, c.end, record});
     alarms_.set({alarm, std::move(c.counter), c.first_value, num_layers});
 }
 
@@ -207,9 +224,10 @@ void Worker::execute(command::Fire& c) {
     if (found == armed_.end()) return;  // cancelled while it fired
     const ArmedPlan& armed = found->second;
     const bool last = c.to == armed.plan->geometry().num_layers;
+    flight_.ready(armed.record, c.from, c.to, now_);
     Transfer* transfer = nullptr;
     if (Sender* sender = sender_of(armed.transfer, transfer)) {
-        sender->fire(*transfer, WriteCursor(armed.plan, c.from, c.to, armed.begin, armed.end), last);
+        sender->fire(*transfer, WriteCursor(armed.plan, c.from, c.to, armed.begin, armed.end, armed.record), last);
     }
     if (last) armed_.erase(found);
 }

@@ -30,6 +30,7 @@ struct WorkerConfig {
     bool has_local = false;  // the last NIC is for endpoints to peers on this host, and for those alone
     uint32_t group = 0;      // of the rail groups of this node
     uint32_t num_groups = 1;
+    uint64_t flight_bytes = 64 << 10;  // of the flight log
 };
 
 // Keeps the calling thread on those of these CPUs that it may run on; an empty list leaves it where it is. Returns what
@@ -57,6 +58,8 @@ class Worker {
     Status connect(uint32_t endpoint, const std::string& descriptor);
     Result<uint32_t> add_region(uint8_t* base, uint64_t length, int fd = -1);
     Status remove_region(uint32_t id);
+    // What is remembered of one transfer, or, for 0, of all: the latest `most` plans.
+    FlightReport flight(uint64_t transfer, size_t most) const;
 
   private:
     struct ArmedPlan {
@@ -64,6 +67,7 @@ class Worker {
         std::shared_ptr<const WritePlan> plan;
         uint32_t begin;
         uint32_t end;
+        uint64_t record;  // of layer 0, in the flight log
     };
 
     bool take_commands();
@@ -98,6 +102,7 @@ class Worker {
     RegionTable regions_;
     OpPool ops_;
     FaultInjector faults_;
+    FlightLog flight_;
     std::vector<Window> nic_windows_;
     std::map<uint32_t, std::unique_ptr<Peer>> peers_;
     uint32_t last_first_ = 0;                        // the peer that began the last round of posting

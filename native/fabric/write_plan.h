@@ -97,10 +97,19 @@ struct WriteBatch {
 // Entries [begin, end) of layers [from, to) that are still to be posted, layer by layer.
 class WriteCursor {
   public:
-    WriteCursor(std::shared_ptr<const WritePlan> plan, uint32_t from, uint32_t to, uint32_t begin, uint32_t end)
-        : plan_(std::move(plan)), layer_(from), last_layer_(to), begin_(begin), end_(end), next_(begin) {}
+    // `record`: of layer 0 in the flight log.
+    WriteCursor(std::shared_ptr<const WritePlan> plan, uint32_t from, uint32_t to, uint32_t begin, uint32_t end,
+                uint64_t record = kNoRecord)
+        : plan_(std::move(plan)),
+          record_(record),
+          layer_(from),
+          last_layer_(to),
+          begin_(begin),
+          end_(end),
+          next_(begin) {}
 
     bool done() const { return layer_ >= last_layer_; }
+    uint64_t record() const { return record_ + layer_; }  // of the next write
     const WritePlan& plan() const { return *plan_; }
     uint64_t units_left() const {
         if (done()) return 0;
@@ -116,7 +125,10 @@ class WriteCursor {
     }
 
   private:
+    static constexpr uint64_t kNoRecord = uint64_t{1} << 63;
+
     std::shared_ptr<const WritePlan> plan_;
+    uint64_t record_;
     uint32_t layer_;
     uint32_t last_layer_;
     uint32_t begin_;

@@ -171,6 +171,7 @@ class Fabric:
         idle: str = "auto",
         groups: list[tuple[list[str], list[int]]] = ...,
         local: bool = False,
+        flight_bytes: int = 16777216,
         device: str = "",
     ) -> None:
         """bind: one local address (or domain name) per NIC; [] takes the NIC that other hosts reach best,
@@ -182,6 +183,7 @@ class Fabric:
         group of `bind`.
         local: endpoints to peers on this host may be opened, too. provider "local" opens nothing but such, and no
         library.
+        flight_bytes: memory of the flight logs of all groups, handed out by the system as it fills.
         device: a GPU (PCI address or cuda:N) whose memory, and no other, is registered; caps["gpu_path"] says how it is
         reached."""
 
@@ -275,6 +277,14 @@ class Fabric:
         """Monotonic: writes, bytes, units, units_received, completions, errors, stale_units, merged, again, wakeups,
         nic_writes (a list, one per NIC);
         now: active_transfers, inflight_writes, inflight_bytes, armed_plans, keys, endpoints, regions."""
+
+    def flight(self, transfer: int, most: int) -> list[tuple[Any, ...]]:
+        """What the workers remember of a transfer's armed plans, or, for 0, of all: the latest `most` of each group, the
+        oldest first. `Fabric.read_flight` types it."""
+
+    def imm_arrivals(self, key: int) -> tuple[int, int, float | None, float | None, list[float | None]]:
+        """(expected, units a mark, first, last, marks), as `pdd.fabric.types.Arrivals`. Kept after imm_retire, until the
+        key's slot is handed out again; raises FabricError then."""
 
     def inject_fault(self, kind: str, after: int, count: int = 1, nic: int = -1) -> None:
         """Tests only: the `after`-th write from now on, of NIC `nic` or of any, fails ("error": completes with an error

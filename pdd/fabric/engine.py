@@ -13,10 +13,13 @@ import msgspec
 
 from pdd.fabric import _native
 from pdd.fabric.types import (
+    Arrivals,
     Caps,
     EndpointClosed,
     EndpointFailed,
     Event,
+    FlightLayer,
+    FlightPlan,
     ImmOverrun,
     ImmReached,
     Stats,
@@ -52,3 +55,27 @@ class Fabric(_native.Fabric):
     def read_events(self, max_events: int = 1024) -> list[Event]:
         """Takes at most so many events out of the ring, the oldest first."""
         return [_EVENTS[kind](*details) for kind, *details in self.drain(max_events)]
+
+    def read_flight(self, transfer: int = 0, most: int = 4096) -> list[FlightPlan]:
+        """What its workers remember of one transfer, or, for 0, of all: the latest `most` plans of each rail group, the
+        oldest first. Waits for the workers: not for the main loop."""
+        return [_flight_plan(*plan) for plan in self.flight(transfer, most)]
+
+    def read_arrivals(self, key: int) -> Arrivals | None:
+        """None: nothing is kept of this key."""
+        try:
+            expected, per_mark, first, last, marks = self.imm_arrivals(key)
+        except _native.FabricError:
+            return None
+        return Arrivals(expected, per_mark, first, last, tuple(marks))
+
+
+def _flight_plan(
+    transfer: int, key: int, src_region: int, dst_region: int, first_value: int, num_layers: int, units: int,
+    armed: float, layers: list[Any],
+) -> FlightPlan:
+    return FlightPlan(
+        transfer, key, src_region, dst_region, first_value, num_layers, units, armed,
+        tuple(FlightLayer(*numbers, tuple(nics), tuple(failed), tuple(in_flight))
+              for *numbers, nics, failed, in_flight in layers),
+    )

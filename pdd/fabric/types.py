@@ -126,4 +126,48 @@ class EndpointClosed:
     endpoint: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlightLayer:
+    """What is remembered of one layer of an armed plan. Times in seconds of the monotonic clock; None: not yet."""
+
+    layer: int
+    ready: float | None  # the layer counter was seen to say so
+    first_post: float | None
+    last_post: float | None
+    last_end: float | None  # of a write, however it ended
+    posted: int  # units, those that the provider refused included
+    ok: int
+    failed: int
+    unknown: int
+    nics: tuple[int, ...]  # that it was posted on, numbered as in Caps.nics; -1: the way to peers on this host
+    failed_nics: tuple[int, ...]
+    in_flight: tuple[tuple[int, int], ...]  # (NIC, units) of writes that have not ended
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlightPlan:
+    """The writes that one step made sendable from one region here to one of the peer's, layer by layer."""
+
+    transfer: int
+    key: int
+    src_region: int
+    dst_region: int  # position in the peer's list
+    first_value: int  # of the layer counter, when layer 0 is ready
+    num_layers: int
+    units: int  # of a layer
+    armed: float
+    layers: tuple[FlightLayer, ...]  # those not overwritten yet
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When the units of a key came. Seconds of the monotonic clock; None: none."""
+
+    expected: int  # 0: it was never armed
+    units_per_mark: int
+    first: float | None
+    last: float | None
+    marks: tuple[float | None, ...]  # mark i: the last arrival that raised the count to at most (i + 1) * units_per_mark
+
+
 Event = ImmReached | ImmOverrun | TransferDone | EndpointFailed | EndpointClosed

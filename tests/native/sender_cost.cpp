@@ -59,8 +59,9 @@ Cost measure(uint32_t sets, uint32_t pages) {
     std::vector<uint64_t> dropped;
     TimePoint now{};
     std::vector<Window> nic_windows(2, Window({1 << 20, 1ull << 40}));
+    FlightLog flight(16 << 20);
     NullPort port;
-    Sender sender(1, port, {64, 8 << 20}, {ops, faults, events, stats, dropped, now, nic_windows});
+    Sender sender(1, port, {64, 8 << 20}, {ops, faults, events, stats, dropped, now, nic_windows, flight});
 
     const uint64_t rounds = std::max<uint64_t>(1, (1 << 18) / (static_cast<uint64_t>(sets) * pages));
     double posting = 0;
@@ -71,7 +72,9 @@ Cost measure(uint32_t sets, uint32_t pages) {
             sender.open(set + 1, 7);
             Transfer& transfer = *sender.find(set + 1);
             CHECK(sender.arm(transfer, *plans[set], 0, pages, set));
-            sender.fire(transfer, WriteCursor(plans[set], 0, 1, 0, pages), true);
+            const uint64_t record = flight.arm({.transfer = set + 1, .num_layers = 1}, now);
+            flight.ready(record, 0, 1, now);
+            sender.fire(transfer, WriteCursor(plans[set], 0, 1, 0, pages, record), true);
         }
         const TimePoint queued = Clock::now();
         while (!sender.idle()) {

@@ -121,9 +121,29 @@ void the_race_of_arm_and_add_tells_once() {
     adder.join();
 }
 
+void when_units_came_is_kept_until_the_slot_is_used_again() {
+    using std::chrono::milliseconds;
+    ImmTable table;
+    const uint32_t key = *table.allocate(1);
+    CHECK(table.arrivals(key)->expected == 0 && table.arrivals(key)->first == 0);
+    table.arm(key, 100);
+    for (int64_t unit = 1; unit <= 99; ++unit) table.add(1, imm_pack(key, 1), TimePoint(milliseconds(unit)));
+    CHECK(table.add(2, imm_pack(key, 1), TimePoint(milliseconds(500))).outcome == Outcome::Stale);
+    table.retire(key);
+    const auto kept = *table.arrivals(key);
+    CHECK(kept.expected == 100 && kept.shift == 3);  // 13 marks of 8 units
+    CHECK(kept.first == 1'000'000 && kept.last == 99'000'000);
+    CHECK(kept.marks[0] == 8'000'000 && kept.marks[11] == 96'000'000 && kept.marks[12] == 99'000'000);
+    CHECK(kept.marks[13] == 0);
+    for (uint32_t i = 0; i < ImmTable::kSlots; ++i) table.retire(*table.allocate(1));
+    CHECK(!table.arrivals(key));
+    CHECK(!table.arrivals(1 << kKeyBits));
+}
+
 }  // namespace
 
 int main() {
+    when_units_came_is_kept_until_the_slot_is_used_again();
     packs_key_and_units();
     counts_to_the_expected_sum();
     arming_late_reaches_at_once();

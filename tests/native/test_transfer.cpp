@@ -58,7 +58,7 @@ class FakePort final : public WritePort {
 
 struct Bench {
     explicit Bench(WindowSize window = {})
-        : sender(1, port, window, SenderContext{ops, faults, events, stats, dropped, now, nic_windows}) {}
+        : sender(1, port, window, SenderContext{ops, faults, events, stats, dropped, now, nic_windows, flight}) {}
 
     std::map<uint64_t, Event> done() {
         std::map<uint64_t, Event> out;
@@ -83,6 +83,7 @@ struct Bench {
     TimePoint now{};
     std::vector<Window> nic_windows{4, Window({1 << 20, 1ull << 40})};
     FakePort port;
+    FlightLog flight{64 << 10};
     Sender sender;
 };
 
@@ -209,7 +210,7 @@ void a_write_reported_twice_fails_the_endpoint() {
         Bench bench;
         Sender other(2, bench.port, {},
                      SenderContext{bench.ops, bench.faults, bench.events, bench.stats, bench.dropped, bench.now,
-                                   bench.nic_windows});
+                                   bench.nic_windows, bench.flight});
         write_all(bench, 1, pages(1));
         bench.sender.pump(100);
         Op* told = bench.port.posted.front().op;
@@ -359,7 +360,8 @@ void peers_that_fill_a_nic_leave_one_write_to_each() {
     write_all(bench, 1, pages(20));
     CHECK(bench.sender.pump(100) == 8);
     Sender other(2, bench.port, {8, 1 << 20},
-                 {bench.ops, bench.faults, bench.events, bench.stats, bench.dropped, bench.now, bench.nic_windows});
+                 {bench.ops, bench.faults, bench.events, bench.stats, bench.dropped, bench.now, bench.nic_windows,
+                  bench.flight});
     other.open(9, 5);
     const auto plan = pages(3);
     CHECK(other.arm(*other.find(9), *plan, 0, 3, 9));
