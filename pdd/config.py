@@ -323,6 +323,11 @@ class Debug(Section):
         description="Whether control.sock tells what the daemon's threads and tasks are doing. false where its group must "
         "not learn that.",
     )
+    flight_memory: Size = Field(
+        default=32 << 20, ge=4 << 20, le=64 << 20,
+        description="Most memory of the flight recorder, half of it for writes, half for states of requests, 4MiB to 64MiB. "
+        "More remembers longer: what is enough depends on the rate of requests.",
+    )
 
 
 class Config(Section):

@@ -2,12 +2,11 @@
 
 A transition that the table does not have is a bug of this program, never an input: it raises AssertionError. Every
 change is told to a recorder, with what else its owner knows at that moment (peer, key, units, step), so that whoever
-keeps the last ones sees all parts of a node alike. `History` is such a recorder; the states themselves keep nothing.
+keeps the last ones sees all parts of a node alike. `pdd.history` is such a recorder; the states themselves keep nothing.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping
@@ -16,9 +15,6 @@ from typing import Generic, TypeVar
 S = TypeVar("S", bound=enum.Enum)
 
 Clock = Callable[[], float]  # monotonic seconds
-
-_MOST_CHARS = 256  # of a text that a History keeps: some come from peers
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
@@ -56,26 +52,6 @@ Recorder = Callable[[Change], None]  # called on the thread that owns the state;
 
 def record_nothing(change: Change) -> None:
     """The recorder of a part that has none."""
-
-
-class History:
-    """A recorder that keeps the latest changes of all parts of a node, in bounded memory: at most `most` of them, and
-    no text of more than 256 characters. Any thread may record and read."""
-
-    def __init__(self, most: int) -> None:
-        self._changes: collections.deque[Change] = collections.deque(maxlen=most)
-
-    def __call__(self, change: Change) -> None:
-        if len(change.why) > _MOST_CHARS or len(change.ident) > _MOST_CHARS or len(change.facts.peer) > _MOST_CHARS:
-            facts = dataclasses.replace(change.facts, peer=change.facts.peer[:_MOST_CHARS])
-            change = dataclasses.replace(
-                change, ident=change.ident[:_MOST_CHARS], why=change.why[:_MOST_CHARS], facts=facts
-            )
-        self._changes.append(change)  # atomic
-
-    def latest(self, most: int) -> list[Change]:
-        """At most so many, the oldest first. Across threads the order is that of recording, not of `at`."""
-        return list(self._changes)[-most:]
 
 
 def told(change: Change) -> str:

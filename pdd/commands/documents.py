@@ -70,6 +70,29 @@ class ModelImport(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
+class BundleEntry(msgspec.Struct, frozen=True, kw_only=True):
+    name: str  # in the archive
+    bytes: int
+
+
+class BundleLack(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    why: str
+
+
+class Bundle(msgspec.Struct, frozen=True, kw_only=True):
+    """What `pdd bundle` packed; manifest.json in the archive says the same."""
+
+    schema: str = "pdd.bundle/1"
+    path: str
+    bytes: int  # of the archive; 0 in the manifest
+    client: str  # version of the program that packed it
+    redacted: bool
+    entries: tuple[BundleEntry, ...]
+    missing: tuple[BundleLack, ...]
+    redactions: dict[str, int]  # what was hidden, how often
+
+
 class TopologyCheck(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "pdd.topology_check/1"
     findings: tuple[Finding, ...]

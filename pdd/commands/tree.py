@@ -153,6 +153,17 @@ def requests(
 
 
 @app.command(cls=_Command, epilog=_OF_A_NODE)
+def explain(
+    ctx: typer.Context,
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="Of a live or lately ended request; its beginning will do.")],
+) -> None:
+    """Why a request hangs, failed, or took its time: its whole story."""
+    from pdd.commands.explain import explain as run
+
+    run(ctx.obj, request_id)
+
+
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def peers(ctx: typer.Context) -> None:
     """The nodes this node works with."""
     from pdd.commands.look import peers as run
@@ -256,7 +267,7 @@ def top(
 def events(
     ctx: typer.Context,
     topic: Annotated[
-        str, typer.Option("--topic", metavar="NAMES", help="status, transfers, requests, peers, topology, logs.")
+        str, typer.Option("--topic", metavar="NAMES", help="status, transfers, requests, peers, topology, waterfall, logs.")
     ] = "",
     interval: Annotated[str | None, typer.Option("--interval", metavar="TIME", help="Time between lines.")] = None,
 ) -> None:
@@ -278,6 +289,20 @@ def logs(
     from pdd.commands.follow import logs as run
 
     run(ctx.obj, follow, level, grep, since)
+
+
+@app.command(cls=_Command, epilog=_also("-i NAME", "-c FILE", "--json", "-q"))
+def bundle(
+    ctx: typer.Context,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="The .tar.gz to write.")] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact/--no-redact", help="Hide credentials, clients' ids and hardware identities.")
+    ] = True,
+) -> None:
+    """Pack what a bug report needs: documents, logs, dumps. Never prompts."""
+    from pdd.commands.bundle import bundle as run
+
+    run(ctx.obj, out, redact)
 
 
 @app.command(cls=_Command, epilog=_OF_A_NODE)

@@ -133,6 +133,12 @@ def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], A
         found = source.request(request.path_params["id"])
         return _json(OneRequest(**msgspec.structs.asdict(found)))
 
+    async def explain(request: HttpRequest) -> Response:
+        return _json(await source.explain(request.path_params["id"]))
+
+    async def flight(request: HttpRequest) -> Response:
+        return _json(await source.flight())
+
     async def cancel(request: HttpRequest) -> Response:
         outcome = source.cancel(request.path_params["id"])
         if outcome.cancelled:
@@ -169,6 +175,8 @@ def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], A
         Route("/v1/debug/stacks", stacks, methods=["GET"]),
         Route("/v1/reload", reload, methods=["POST"]),
         Route("/v1/logs", logs, methods=["GET"]),
+        Route("/v1/flight", flight, methods=["GET"]),
+        Route("/v1/requests/{id:path}/explain", explain, methods=["GET"]),
         Route("/v1/requests/{id:path}", one_request, methods=["GET"]),
         Route("/v1/requests/{id:path}", cancel, methods=["DELETE"]),
         Route("/v1/drain", drain, methods=["POST"]),

@@ -90,6 +90,7 @@ class ControlServer:
             "transfers": self._source.transfers,
             "topology": self._source.topology,
             "requests": requests,
+            **({"waterfall": self._source.waterfall} if private else {}),
         }
 
     def _status(self) -> Status:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from pdd.control.schema import Cancelled, Logs, Peers, Reload, Request, Requests, Stacks, Status, TransferList
+from pdd.control.schema import (
+    Cancelled,
+    Explain,
+    Flight,
+    Logs,
+    Peers,
+    Reload,
+    Request,
+    Requests,
+    Stacks,
+    Status,
+    TransferList,
+    Waterfall,
+)
 
 
 class StatusSource(Protocol):
-    """Called on the main loop, where each call returns at once."""
+    """Called on the main loop, where each call returns at once; those that are awaited, within seconds."""
 
     def status(self) -> Status: ...
 
@@ -19,6 +32,15 @@ class StatusSource(Protocol):
 
         Raises NoSuchRequest, AmbiguousRequest.
         """
+
+    async def explain(self, wanted: str) -> Explain:
+        """The whole story of one request, with what its prefillers say. `wanted` and errors as of `request`."""
+
+    def waterfall(self) -> Waterfall:
+        """Of the latest transfer that this node sent; its id is "" before there was any."""
+
+    async def flight(self) -> Flight:
+        """What the flight recorder holds."""
 
     def peers(self) -> Peers: ...
 

@@ -16,7 +16,7 @@ import msgspec
 
 from pdd import config_load, log_ring, metrics
 from pdd.control import schema
-from pdd.daemon import request_ids, request_rows, stacks
+from pdd.daemon import explain, flight, request_ids, request_rows, stacks
 from pdd.daemon.latency import WINDOW_SECONDS
 from pdd.daemon.ledger import Entry
 from pdd.daemon.view import GroupView
@@ -148,6 +148,16 @@ class Documents:
             counts[row.state] = counts.get(row.state, 0) + 1
         return schema.Requests(counts=counts, requests=tuple(msgspec.structs.replace(r, prompt=None) for r in rows))
 
+    async def explain(self, wanted: str) -> schema.Explain:
+        return await explain.explain(self._node, self.request(wanted).id)
+
+    def waterfall(self) -> schema.Waterfall:
+        fabric = self._node.fabric
+        return self._node.waterfalls.latest(None if fabric is None else fabric.flight)
+
+    async def flight(self) -> schema.Flight:
+        return await flight.document(self._node, "it was asked for")
+
     def request(self, wanted: str) -> schema.Request:
         rows, ended = self._rows(), self._node.ledger.finished()
         found = request_ids.of_one(wanted, {**_names(ended), **{row.id: row.client_request_id for row in rows}})
@@ -215,7 +225,7 @@ class Documents:
     def stacks(self) -> schema.Stacks:
         if not self._node.config.debug.allow_stacks:
             raise AccessDenied("stacks are not told: debug.allow_stacks is false", hint="Set it, then `pdd reload`.")
-        return schema.Stacks(pid=os.getpid(), text=stacks.text())
+        return stacks.document()
 
     def drain(self, timeout: float | None) -> None:
         self._node.drain.begin(timeout)

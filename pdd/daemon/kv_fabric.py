@@ -15,6 +15,7 @@ from typing import Any
 
 from pdd.config import Config
 from pdd.control import schema
+from pdd.daemon.flight import FlightReader
 from pdd.daemon.reach import choose_source, mixed_families
 from pdd.engine.executor import RankInfo
 from pdd.errors import ConfigError, FabricFailure, LimitError
@@ -60,7 +61,7 @@ class KvFabric:
                 provider=wanted.provider, library=wanted.library, source=choose_source(towards), require=wanted.require,
                 window_ops=wanted.window_ops, window_bytes=wanted.window_bytes, idle=wanted.idle,
                 groups=[(list(group.bind), list(group.worker_cpus)) for group in placement.groups],
-                local=bool(self._host), device=device,
+                local=bool(self._host), device=device, flight_bytes=config.debug.flight_memory // 2,
             )
             gpu = _native.gpu(device) if device else None
         except _native.FabricError as error:
@@ -76,6 +77,7 @@ class KvFabric:
             raise ConfigError(mixed, hint="give all prefillers addresses of one family, or set fabric.bind to an "
                               "address of this node that all of them reach")
         self.events = FabricEvents(self.fabric)
+        self.flight = FlightReader(self.fabric, self.caps)
         self.fencing: Fencing[PeerLink] = Fencing()
         for warning in self.fabric.warnings:
             _log.warning("%s [T023]", warning)
@@ -129,6 +131,7 @@ class KvFabric:
 
     def close(self) -> None:
         """Closes the fabric, then unmaps. Bounded by the native close."""
+        self.flight.close()
         self.fabric.close()
         self._memory.clear()
 

@@ -13,9 +13,11 @@ import dataclasses
 from collections.abc import Callable
 
 from pdd.engine.request import EngineEvent, Finished, FinishReason, KvReserved, Tokens
+from pdd.fabric.types import Arrivals
 from pdd.messenger.status import AttemptDone, JobDone
 
 _MOST_FINISHED = 512
+_MOST_TRIES = 8  # of one request that are remembered, the latest
 _FINISH = {"": FinishReason.STOP, "cancelled": FinishReason.ABORT}  # of a prefill, by how its job ended
 
 
@@ -50,6 +52,8 @@ class Entry:
     via: str = ""  # what carried them
     busy_seconds: float = 0.0  # prefill: time with writes queued or in flight
     exposed_seconds: float | None = None  # prefill: of it, after the last layer's attention
+    tries: tuple[tuple[AttemptDone, Arrivals | None], ...] = ()  # at the KV, over, as far as the request goes
+    job: JobDone | None = None  # prefill
 
     @property
     def hidden_ratio(self) -> float | None:
@@ -130,10 +134,13 @@ class Ledger:
             entry.reason, entry.error = reason.value, str(error or "")
 
     # -- from the messenger -----------------------------------------------------------------------------------------
-    def attempt_done(self, done: AttemptDone) -> None:
-        """One try at the KV of a request is over."""
-        entry = self._live.get(done.request_id)
+    def attempt_done(self, done: AttemptDone, arrivals: Arrivals | None = None) -> None:
+        """One try at the KV of a request is over; `arrivals`: of its units. The request may be over already."""
+        entry = self.find(done.request_id)
         if entry is None:
+            return
+        entry.tries = (*entry.tries, (done, arrivals))[-_MOST_TRIES:]
+        if entry.finished is not None:
             return
         entry.peer, entry.asked, entry.why, entry.via = done.peer, done.asked, done.why, done.via
         if done.whole:
@@ -146,7 +153,7 @@ class Ledger:
             started=job.started, computed=job.computed, finished=job.finished,
             reason=_FINISH.get(job.reason, FinishReason.ERROR).value,
             error=job.error, pages=job.pages, units=job.units, writes=job.writes, bytes=job.bytes, via=job.via,
-            busy_seconds=job.busy_seconds, exposed_seconds=job.exposed_seconds,
+            busy_seconds=job.busy_seconds, exposed_seconds=job.exposed_seconds, job=job,
         )
         self._keep(entry)
 

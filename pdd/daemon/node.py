@@ -31,10 +31,12 @@ from pdd.control import paths
 from pdd.control.schema import RateWindows
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
-from pdd.daemon import placing
+from pdd.daemon import flight, placing
 from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.documents import Documents
 from pdd.daemon.drain import Drain
+from pdd.daemon.dump import Dumps
+from pdd.daemon.dump import directory as dump_directory
 from pdd.daemon.group import EngineGroup
 from pdd.daemon.kv_fabric import KvFabric
 from pdd.daemon.latency import Latencies
@@ -45,12 +47,14 @@ from pdd.daemon.reach import addresses_towards, choose_source
 from pdd.daemon.reload import Reloader, Reread
 from pdd.daemon.service import NodeService
 from pdd.daemon.view import NodeView
+from pdd.daemon.waterfall import Waterfalls
 from pdd.engine.executor import RankExecutor
 from pdd.engine.limits import SchedulerLimits
 from pdd.engine.loop import EngineLoop
 from pdd.engine.rank_protocol import RankInit, RankProgress
 from pdd.engine.request import KvOutcome, KvReserved
 from pdd.errors import EngineError, FabricFailure, PddError
+from pdd.history import History
 from pdd.messenger import wire
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.prefiller import Prefiller
@@ -60,14 +64,16 @@ from pdd.messenger.status import AttemptDone, JobDone
 from pdd.messenger.way import LOCAL
 from pdd.metrics import Metrics
 from pdd.model.tokenizer import Tokenizer
-from pdd.states import History, told
+from pdd.states import told
 from pdd.topology import machine
 from pdd.topology.placement import Placement, plan_placement
 from pdd.version import VERSION
 
 _log = logging.getLogger("pdd")
 _CLOSE_SECONDS = 5.0
-_MOST_CHANGES = 4096  # that are remembered, of links, attempts, jobs, requests, engine: about 1 MB, 4 at the very most
+_MOST_CHANGES = 4096  # that are remembered of all parts together: about 2 MB, 5 at the very most
+_DUMPED = ("stalled", "peer_lost", "overrun")  # reasons of an attempt's end for which the flight recorder is written
+_DUMP_SECONDS = 3.0  # that the end of a node waits for that
 _CHANGES_TOLD = 16  # in the log of a node that has failed
 
 
@@ -101,7 +107,12 @@ class Node:
         self.placement: Placement | None = None  # once the machine was read, which is once in a life
         self.decoder: Decoder | None = None
         self.prefiller: Prefiller | None = None
-        self.history = History(_MOST_CHANGES)
+        self.history = History(_MOST_CHANGES, most_bytes=config.debug.flight_memory // 4)
+        self.waterfalls = Waterfalls()
+        run_dir = Path(config.control.dir) if config.control.dir else paths.default_run_dir()
+        self._run_dir = run_dir
+        self.dumps = Dumps(dump_directory(run_dir / config.node.name))
+        self._dumping: set[asyncio.Task[None]] = set()
         self.ledger = Ledger(time.monotonic, keep_prompts=config.debug.show_prompts)
         self.metrics = Metrics(
             name=config.node.name, role=config.node.role, model=self.model_name, version=self.version,
@@ -111,12 +122,12 @@ class Node:
         self.meter = Meter(self.metrics, self.ledger, self.latencies)
         self.view = NodeView(self)
         self.reloader = Reloader(self, reread or (lambda: (config, self.origins)))
-        self._documents = Documents(self)
-        self.metrics.read_from(self._documents.metrics_snapshot)
+        self.documents = Documents(self)
+        self.metrics.read_from(self.documents.metrics_snapshot)
         self._service = NodeService(
             model_name=self.model_name, ledger=self.ledger, metrics=self.metrics, latencies=self.latencies,
             max_queue=config.scheduler.max_queue, request_timeout=config.scheduler.request_timeout,
-            health=self.view.health, metrics_text=self.metrics.text,
+            health=self.view.health, metrics_text=self.metrics.text, timed_out=self._timed_out,
         )
         self.drain = Drain(self._service, config.drain.timeout, self._changed)
         self._dispatch = Dispatch()
@@ -155,9 +166,8 @@ class Node:
         keys = config_load.read_credential(config.api.api_keys_credential, "api.api_keys_credential")
         token = config_load.read_credential(config.peers.token_credential, "peers.token_credential")
         self._token = token[0].get_secret_value().encode() if token else None
-        run_dir = Path(config.control.dir) if config.control.dir else paths.default_run_dir()
-        sockets = ControlSockets.bind(run_dir, config.node.name, config.control.group)
-        self._control = ControlServer(self._documents, sockets)
+        sockets = ControlSockets.bind(self._run_dir, config.node.name, config.control.group)
+        self._control = ControlServer(self.documents, sockets)
         api_socket = bind_tcp(config.api.listen, "api.listen")
         if config.peers.listen:
             self._peer_socket = bind_tcp(config.peers.listen, "peers.listen")
@@ -270,7 +280,7 @@ class Node:
             self.prefiller = Prefiller(
                 context, self._peer_socket, engine, fabric.planner,
                 watch=fabric.watch, post=loop.call_soon_threadsafe, load=self._load_of_this_node,
-                report=self._job_done,
+                report=self._job_done, flight=fabric.flight,
             )
             self._dispatch.add(self.prefiller.engine_event)
             self.drain.covers(self.prefiller, engine)
@@ -307,13 +317,17 @@ class Node:
             self._engine.abort(event.request_id)
 
     def _attempt_done(self, done: AttemptDone) -> None:
-        self.ledger.attempt_done(done)
+        arrivals = None if done.key is None or self.fabric is None else self.fabric.fabric.read_arrivals(done.key)
+        self.ledger.attempt_done(done, arrivals)
         self.meter.attempt_done(done)
+        if done.reason in _DUMPED and self.dumps.may_write(time.monotonic()):
+            self._dump(f"attempt {done.attempt} of {done.request_id} {done.reason}: {done.why}", done.request_id)
 
     def _job_done(self, done: JobDone) -> None:
         assert self.prefiller is not None
         self.ledger.job_done(done)
         self.meter.job_done(done)
+        self.waterfalls.job_done(done)
 
     def _load_of_this_node(self) -> wire.Load:
         snapshot = self.view.snapshot
@@ -333,7 +347,22 @@ class Node:
             return
         for change in self.history.latest(_CHANGES_TOLD):
             _log.error("before it failed: %s", told(change))
+        self._dump(f"the node has failed: {error}")
         self.failed.set_result(error)
+
+    def _timed_out(self, request_id: str, error: Exception) -> None:
+        if self.dumps.may_write(time.monotonic()):
+            self._dump(f"{request_id}: {error}", request_id)
+
+    def _dump(self, why: str, request_id: str = "") -> None:
+        """Has the flight recorder written to a file."""
+        async def dump() -> None:
+            picture = await flight.document(self, why)
+            await asyncio.to_thread(self.dumps.write, picture, request_id)
+
+        task = asyncio.get_running_loop().create_task(dump(), name="flight dump")
+        self._dumping.add(task)
+        task.add_done_callback(self._dumping.discard)
 
     def _changed(self) -> None:
         if self._control is not None:
@@ -360,6 +389,8 @@ class Node:
     # -- stop ---------------------------------------------------------------------------------------------------------
     async def close(self) -> None:
         """Takes everything down. Bounded; idempotent. A part that fails to close is logged and keeps no other open."""
+        if self._dumping:
+            await asyncio.wait(self._dumping, timeout=_DUMP_SECONDS)
         self.drain.close()
         if self._api is not None:
             self._api.stop(_CLOSE_SECONDS)

@@ -41,6 +41,7 @@ class NodeService:
     def __init__(
         self, *, model_name: str, ledger: Ledger, metrics: Metrics, latencies: Latencies, max_queue: int,
         request_timeout: float, health: Callable[[], Health], metrics_text: Callable[[], str],
+        timed_out: Callable[[str, Exception], None] = lambda request_id, error: None,
     ) -> None:
         self._model_name = model_name
         self._ledger = ledger
@@ -50,6 +51,7 @@ class NodeService:
         self._request_timeout = request_timeout
         self._health = health
         self._metrics_text = metrics_text
+        self._timed_out = timed_out
         self._tokenizer: Tokenizer | None = None
         self._limits: Limits | None = None
         self._inbox: EngineInbox | None = None
@@ -182,6 +184,8 @@ class NodeService:
         """How a request ended, for its client. Called once per request."""
         self._metrics.requests.labels(reason.value).inc()
         self._ledger.ended(stream.request_id, reason, error)
+        if isinstance(error, RequestTimeout):
+            self._timed_out(stream.request_id, error)
 
     def abort(self, request_id: str) -> None:
         assert self._inbox is not None

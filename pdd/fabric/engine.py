@@ -76,6 +76,5 @@ def _flight_plan(
 ) -> FlightPlan:
     return FlightPlan(
         transfer, key, src_region, dst_region, first_value, num_layers, units, armed,
-        tuple(FlightLayer(*numbers, tuple(nics), tuple(failed), tuple(in_flight))
-              for *numbers, nics, failed, in_flight in layers),
+        tuple(FlightLayer(*layer[:-3], *map(tuple, layer[-3:])) for layer in layers),  # the last three are lists
     )

@@ -32,6 +32,7 @@ from pdd.errors import (
     RequestTimeout,
 )
 from pdd.messenger import wire
+from pdd.messenger.asking import Asks
 from pdd.messenger.attempt import TABLE, Attempt, AttemptState
 from pdd.messenger.awake import AwakeTime
 from pdd.messenger.book import AttemptBook
@@ -71,6 +72,7 @@ class Decoder:
         self._book = AttemptBook(context.fabric)
         self._judge = Judge(Chooser(self.peers, self._book.outstanding, context.clock), settings)
         self._quiet = QuietLog(_log, context.clock)
+        self._asks = Asks()
         self._closing = False
         self._ticker: asyncio.Task[None] | None = None
         self._has_attempts = asyncio.Event()
@@ -112,6 +114,13 @@ class Decoder:
     def num_open(self) -> int:
         """Attempts that are not settled for good."""
         return len(self._book)
+
+    async def ask_about(self, attempt: int, peer: str) -> wire.ExplainAnswer | str:
+        """What the prefiller that is called `peer` has done for an attempt, or why it does not say. At most a second."""
+        link = next((each.link for each in self.peers.peers if each.link is not None and each.link.name == peer), None)
+        if link is None or not link.is_up:
+            return f"{peer} is not linked"
+        return await self._asks.ask(link, attempt)
 
     def peer_status(self) -> tuple[PeerStatus, ...]:
         return self.peers.status(self._book.outstanding)
@@ -225,10 +234,13 @@ class Decoder:
                 self._ended(link, message)
             case wire.Heartbeat():
                 self._book.views[link].hear(message, self._awake.seconds)
+            case wire.ExplainAnswer():
+                self._asks.take(link, message)
             case _:
                 raise PeerProtocol(f"a {type(message).__name__} came from a prefiller")
 
     def link_down(self, link: PeerLink) -> None:
+        self._asks.link_down(link)
         for attempt in list(self._book.views[link].attempts.values()):
             self._attend(attempt, self._quarantine)
 
@@ -385,7 +397,8 @@ class Decoder:
                 peer=attempt.link.name if attempt.link is not None else "", whole=whole, why=attempt.state.why,
                 reason="" if whole else reason(attempt), asked=attempt.asked, finished=attempt.state.since,
                 units=attempt.arrived_units, bytes=num_bytes, pages=attempt.arrived_pages,
-                via=attempt.link.via if attempt.link is not None else "",
+                via=attempt.link.via if attempt.link is not None else "", key=attempt.key,
+                expected_units=attempt.expected_units,
             )
         )
 

@@ -85,7 +85,8 @@ class Job:
         return JobStatus(
             request_id=self.request_id, client_id=self.client_id, peer=self.link.name, attempt=self.attempt,
             state=self.state.value.value, age_seconds=now - self.state.since, num_tokens=self.num_tokens,
-            computed_tokens=self.sink.computed_tokens, why=self.state.why,
+            computed_tokens=self.sink.computed_tokens, why=self.state.why, received=self.received, started=self.started,
+            computed=self.computed, transfer=self.transfer, units=self.num_units,
         )
 
     @property

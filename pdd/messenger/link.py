@@ -158,6 +158,11 @@ class PeerLink:
         return self.state in (LinkState.UP, LinkState.SUSPECT)
 
     @property
+    def silence(self) -> float:
+        """Seconds of this process's time since the peer's last byte, as of the last tick."""
+        return self._silence
+
+    @property
     def lingers(self) -> bool:
         """The link has ended, and its connection is only kept for the peer to hear of it."""
         return self._stream.lingers

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from pdd.fabric.types import Event
+from pdd.fabric.types import Event, FlightPlan
 from pdd.messenger import wire
 
 
@@ -31,6 +31,17 @@ class FabricPort(Protocol):
     def arm(self, transfer: int, watch: int, first_value: int, plan: Any, begin: int, end: int) -> None: ...
     def finish(self, transfer: int) -> None: ...
     def cancel(self, transfer: int) -> None: ...
+
+
+class FlightPort(Protocol):
+    """What the fabric remembers of writes. For `explain`: nothing depends on it."""
+
+    @property
+    def nic_names(self) -> Sequence[str]:
+        """By number, as FlightLayer has them."""
+
+    async def plans(self, transfer: int) -> Sequence[FlightPlan]:
+        """Of one transfer, the oldest first; [] when nothing is remembered. May raise FabricError or TimeoutError."""
 
 
 class PushPlan(Protocol):

@@ -24,11 +24,13 @@ from pdd.errors import PeerProtocol, RequestError
 from pdd.fabric.types import TransferEnd
 from pdd.kv.layout import pages_of
 from pdd.messenger import wire
+from pdd.messenger.asking import Answers, PastJobs
 from pdd.messenger.endings import Answered, Tombstones
+from pdd.messenger.explain import Push, explained, push_of
 from pdd.messenger.job import TABLE, Ending, Job, JobState
 from pdd.messenger.link import LinkContext, PeerLink, Pulse
 from pdd.messenger.listener import PeerListener
-from pdd.messenger.ports import Planner, PushPlan
+from pdd.messenger.ports import FlightPort, Planner, PushPlan
 from pdd.messenger.requests import Checked, check_request
 from pdd.messenger.settings import PrefillLimits
 from pdd.messenger.sink import Post, Pusher, PushSink
@@ -46,6 +48,8 @@ class _LinkView:
     jobs: dict[int, Job] = dataclasses.field(default_factory=dict)  # by attempt
     answered: Answered = dataclasses.field(default_factory=Answered)
     tombstones: Tombstones = dataclasses.field(default_factory=Tombstones)
+    past: PastJobs = dataclasses.field(default_factory=PastJobs)
+    answers: Answers = dataclasses.field(default_factory=Answers)
 
 
 class Prefiller:
@@ -55,6 +59,7 @@ class Prefiller:
         self, context: LinkContext, sock: socket.socket, inbox: EngineInbox, planner: Planner, *,
         watch: int, post: Post, load: Callable[[], wire.Load], report: Callable[[JobDone], None] = lambda done: None,
         limits: PrefillLimits = PrefillLimits(),  # noqa: B008  frozen
+        flight: FlightPort | None = None,
     ) -> None:
         self.listener = PeerListener(sock, context, self)
         self.counters = PrefillerCounters()
@@ -62,6 +67,7 @@ class Prefiller:
         self._inbox = inbox
         self._planner = planner
         self._limits = limits
+        self._flight = flight
         self._load = load
         self._report = report
         self._pusher = Pusher(context.fabric, watch, context.node.geometry.num_layers, post, self)
@@ -134,6 +140,8 @@ class Prefiller:
                 self._cancel(link, message.attempt)
             case wire.Heartbeat():
                 return
+            case wire.ExplainRequest():
+                self._explain(link, message)
             case _:
                 raise PeerProtocol(f"a {type(message).__name__} came from a decoder")
 
@@ -221,6 +229,16 @@ class Prefiller:
 
     def _answer(self, link: PeerLink, ended: wire.PrefillEnded) -> None:
         link.send(ended)
+
+    def _explain(self, link: PeerLink, request: wire.ExplainRequest) -> None:
+        """A view of one attempt, for people at the decoder."""
+        view = self._views[link]
+        job, now = view.jobs.get(request.attempt), self._context.clock()
+        push = view.past.get(request.attempt) if job is None else push_of(job.status(now), now)
+        view.answers.begin(now, self._answer_for(link, request, push))
+
+    async def _answer_for(self, link: PeerLink, request: wire.ExplainRequest, push: Push | None) -> None:
+        link.send(await explained(request, push, self._flight, self._context.node.regions, self._context.clock))
 
     # -- from the engine --------------------------------------------------------------------------------------------
     def engine_event(self, event: EngineEvent) -> None:
@@ -325,16 +343,18 @@ class Prefiller:
                 self._answer(job.link, ended)
         reason = "" if whole else ending.label
         self._count(**{reason or "whole": 1})
-        self._report(
-            JobDone(
-                request_id=job.client_id, attempt=job.attempt, peer=job.link.name, whole=whole,
-                reason=reason, error="" if whole else ending.message, received=job.received, started=job.started,
-                computed=job.computed, finished=self._context.clock(), num_tokens=job.num_tokens, units=end.ok,
-                writes=end.writes, bytes=end.bytes, busy_seconds=end.busy_seconds, exposed_seconds=end.exposed_seconds,
-                pages=pages_of(job.num_tokens, self._context.node.geometry.page_size) * end.ok // max(1, job.num_units),
-                via=job.link.via,
-            )
+        done = JobDone(
+            request_id=job.client_id, attempt=job.attempt, peer=job.link.name, whole=whole,
+            reason=reason, error="" if whole else ending.message, received=job.received, started=job.started,
+            computed=job.computed, finished=self._context.clock(), num_tokens=job.num_tokens, units=end.ok,
+            writes=end.writes, bytes=end.bytes, busy_seconds=end.busy_seconds, exposed_seconds=end.exposed_seconds,
+            pages=pages_of(job.num_tokens, self._context.node.geometry.page_size) * end.ok // max(1, job.num_units),
+            via=job.link.via, job_id=job.request_id, transfer=job.transfer, expected_units=job.num_units,
+            failed_units=end.failed, unknown_units=end.unknown, computed_tokens=job.sink.computed_tokens,
         )
+        if view is not None:
+            view.past.add(done)
+        self._report(done)
 
     def _count(self, **amounts: int) -> None:
         self.counters = added(self.counters, **amounts)

@@ -78,6 +78,11 @@ class JobStatus:
     num_tokens: int
     computed_tokens: int  # of steps that have ended
     why: str
+    received: float = 0.0  # by the node's clock; the two below too
+    started: float | None = None
+    computed: float | None = None
+    transfer: int | None = None  # of the fabric
+    units: int = 0  # when whole
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class AttemptDone:
     bytes: int  # that those stand for, and
     pages: int  # of this node
     via: str = ""  # what carried them
+    key: int | None = None
+    expected_units: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,6 +127,12 @@ class JobDone:
     exposed_seconds: float  # of it, after the last layer
     pages: int  # of this node whose KV was written in all layers, or as good as that
     via: str = ""  # what carried them
+    job_id: str = ""  # of this node's engine
+    transfer: int | None = None  # of the fabric
+    expected_units: int = 0  # when whole
+    failed_units: int = 0
+    unknown_units: int = 0
+    computed_tokens: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

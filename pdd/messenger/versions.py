@@ -11,8 +11,9 @@ import dataclasses
 
 from pdd.errors import PeerIncompatible, PeerProtocol
 
-PROTOCOL_VERSION = 1  # the newest that this node speaks
+PROTOCOL_VERSION = 2  # the newest that this node speaks
 OLDEST_VERSION = 1  # and the oldest
+EXPLAIN_VERSION = 2  # the first that has ExplainRequest and ExplainAnswer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ LongText = Annotated[str, msgspec.Meta(max_length=4096)]  # through one_line() b
 Key = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Size = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
@@ -179,7 +180,55 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     cause: Cause = Cause.UNKNOWN
 
 
-Message = Greeting | Proof | Hello | PrefillRequest | PrefillEnded | Cancel | Heartbeat | Goodbye
+class ExplainRequest(msgspec.Struct, frozen=True, tag="explain"):
+    """What have you done for this attempt? For people: nothing is decided by the answer. Of a decoder, since
+    `EXPLAIN_VERSION`. A prefiller that is asked too often says nothing."""
+
+    ask: Count  # tells answers apart
+    attempt: Count
+
+
+class Lack(msgspec.Struct, frozen=True):
+    """Units of an attempt that are not proved to be written, in one word, and for how long."""
+
+    what: ShortText  # not computed, not posted, in flight, failed, unknown; a newer peer may have other words
+    chunk: Count  # of the prompt, in the order of steps, from 0
+    first_layer: Count
+    last_layer: Count
+    from_rank: Count  # of the prefiller
+    to_rank: Count  # of the decoder
+    nic: ShortText  # of the prefiller; several are joined by "+"
+    units: Count
+    seconds: Seconds  # since it was armed (not computed), ready (not posted), first posted, or ended
+
+
+class ExplainAnswer(msgspec.Struct, frozen=True, tag="explained"):
+    """A prefiller's half of the story of an attempt. Times are durations: clocks of nodes are not compared."""
+
+    ask: Count
+    attempt: Count
+    known: bool  # the rest says nothing when false
+    state: ShortText = ""  # of the job
+    state_seconds: Seconds = 0.0
+    why: LongText = ""
+    queue_seconds: Seconds | None = None  # from the request to pinned pages, or until now
+    compute_seconds: Seconds | None = None  # from there to the end of the last step, or until now
+    send_seconds: Seconds | None = None  # from there to the last completion, or until now
+    exposed_seconds: Seconds | None = None
+    tokens: Count = 0
+    computed_tokens: Count = 0
+    units: Count = 0  # of all layers, when whole
+    ok_units: Count = 0
+    failed_units: Count = 0
+    unknown_units: Count = 0
+    steps: Count = 0  # that armed writes
+    lacks: Annotated[tuple[Lack, ...], msgspec.Meta(max_length=64)] = ()
+    more_lacks: Count = 0  # that found no room
+
+
+Message = (
+    Greeting | Proof | Hello | PrefillRequest | PrefillEnded | Cancel | Heartbeat | Goodbye | ExplainRequest | ExplainAnswer
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

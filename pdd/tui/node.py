@@ -126,8 +126,8 @@ class NodeState:
         for topic, changes in line["docs"].items():
             self._told[topic] = {**self._told.get(topic, {}), **changes}
             self.docs[topic] = complete(topic, self._told[topic])
-        if drawn := line["docs"].get("waterfall"):
-            self._keep_waterfall(drawn)
+        if "waterfall" in line["docs"]:
+            self._keep_waterfall(self._told["waterfall"])
         if self.status is not None:
             self._sample(self.status, now)
         self._sample_rows(line.get("ts_mono", now))
@@ -180,7 +180,11 @@ class NodeState:
                 self.records.append(record)
 
     def _keep_waterfall(self, drawn: dict[str, Any]) -> None:
-        self.waterfalls[str(drawn.get("id", "?"))] = drawn
+        name = str(drawn.get("id") or "")
+        if not name:  # none has ended yet
+            return
+        self.waterfalls.pop(name, None)
+        self.waterfalls[name] = drawn
         while len(self.waterfalls) > KEPT_WATERFALLS:
             self.waterfalls.pop(next(iter(self.waterfalls)))
 

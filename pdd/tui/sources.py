@@ -22,7 +22,8 @@ from pdd.control.client import Client
 from pdd.errors import AccessDenied, ControlError, DaemonNotRunning, InvalidRequest, RefusedInState, TimedOut, UsageError
 from pdd.units import format_duration
 
-TOPICS = ("status", "transfers", "requests", "topology", "logs")
+TOPICS = ("status", "transfers", "requests", "topology", "waterfall", "logs")
+_KNOWN_TOPICS = ("status", "transfers", "requests", "topology", "logs")  # of daemons without a flight recorder
 _PUBLIC_TOPICS = ("status", "transfers", "requests", "topology")
 _OLD_TOPICS = ("status", "transfers", "requests")
 _SILENCE_SECONDS = 2.0  # beyond the interval, then the connection counts as lost
@@ -49,7 +50,7 @@ class SocketSource:
         self.label = label
         self._client = client
         if topics is None:
-            self._ways = [(True, TOPICS), (False, _PUBLIC_TOPICS), (False, _OLD_TOPICS)]
+            self._ways = [(True, TOPICS), (True, _KNOWN_TOPICS), (False, _PUBLIC_TOPICS), (False, _OLD_TOPICS)]
         else:
             self._ways = [(True, topics), (False, topics)]
 

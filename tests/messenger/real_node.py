@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdd.address import Address
+from pdd.daemon.flight import FlightReader
 from pdd.engine.request import EngineEvent, Finished, FinishReason, PrefillSpec
 from pdd.fabric import _native as native
 from pdd.fabric.engine import Fabric
@@ -38,6 +39,7 @@ from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import ShardPlanner, compare, shard_spec
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.settings import DecoderSettings, LinkSettings
+from pdd.messenger.status import AttemptDone
 from pdd.states import record_nothing
 from tests.fabric.fabric_node import make_memory
 from tests.messenger.fake_engines import FakeDecodeEngine, Reservation
@@ -142,9 +144,10 @@ class RealDecoder:
         self.context = self.memory.context("d", "decode")
         self.engine = DecodeEngine(self.memory, lambda event: self.decoder.engine_event(event))
         planner = ShardPlanner(self.memory.regions, native.WritePlan)
+        self.done: list[AttemptDone] = []
         self.decoder = Decoder(
             self.context, [Address("127.0.0.1", port) for port in ports], self.engine, planner, DecoderSettings(),
-            backoff=Backoff(first=0.02, most=0.2),
+            backoff=Backoff(first=0.02, most=0.2), report=self.done.append,
         )
 
     async def close(self) -> None:
@@ -259,6 +262,7 @@ async def serve(name: str, port: int, layer_seconds: float, via: str, changes: s
     prefiller = Prefiller(
         context, sock, engine, ShardPlanner(memory.regions, native.WritePlan),
         watch=memory.fabric.watch(engine.counter), post=loop.call_soon_threadsafe, load=engine.load,
+        flight=FlightReader(memory.fabric, memory.fabric.read_caps()),
     )
     await prefiller.start()
     print("ready", sock.getsockname()[1], flush=True)

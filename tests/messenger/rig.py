@@ -23,6 +23,7 @@ from pdd.messenger.handshake import LocalNode
 from pdd.messenger.link import LinkContext
 from pdd.messenger.peers import Backoff
 from pdd.messenger.planner import compare
+from pdd.messenger.ports import FlightPort
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.settings import DecoderSettings, LinkSettings
 from pdd.messenger.status import AttemptDone, JobDone
@@ -120,7 +121,7 @@ class Rig:
     async def prefiller(
         self, name: str = "p1", *, port: int = 0, settings: LinkSettings = FAST, token: bytes | None = None,
         chunk: int = 8, layer_seconds: float = 0.0, max_tokens: int = 200,
-        post_seconds: float | None = None, **changes: Any,
+        post_seconds: float | None = None, flight: FlightPort | None = None, **changes: Any,
     ) -> PrefillerNode:
         counter = FakeCounter()
         fabric = FakeFabric(self.network, name, counter)
@@ -143,7 +144,8 @@ class Rig:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", port))
         done: list[JobDone] = []
-        prefiller = Prefiller(context, sock, engine, FakePlanner(), watch=1, post=post, load=engine.load, report=done.append)
+        prefiller = Prefiller(context, sock, engine, FakePlanner(), watch=1, post=post, load=engine.load,
+                              report=done.append, flight=flight)
         await prefiller.start()
         node = PrefillerNode(context, fabric, recorded, prefiller, engine, sock.getsockname()[1], done)
         self.nodes.append(node)

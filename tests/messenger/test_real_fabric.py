@@ -17,6 +17,8 @@ import pytest
 
 from pdd.engine.request import KvOutcome
 from pdd.errors import NoPrefiller
+from pdd.messenger import wire
+from pdd.messenger.explain import FAILED, IN_FLIGHT, LOCAL_NIC
 from tests.cluster import die_with_parent
 from tests.messenger.rig import finish, prompt, until
 
@@ -208,3 +210,67 @@ async def test_killed_prefiller_of_ranks_is_fenced(shape: str, via: str) -> None
         slow.signal(signal.SIGKILL)
         assert await finish(*requests) == ["whole"] * 4
         await until(lambda: d.engine.quarantined == 0)
+
+
+# -- explain ----------------------------------------------------------------------------------------------------------
+async def test_a_failed_write_is_told_by_layer_chunk_and_nic(via: str) -> None:
+    """A chunk of this engine is 48 tokens: three pages of each of four layers, merged or not."""
+    p = await Process.start("p", via, fault="error:6")
+    async with decoding(via, p) as d:
+        request = d.engine.generate("r", prompt(1, 400))
+        assert await finish(request) == ["whole"]  # by its second attempt
+        [first] = [done for done in d.done if not done.whole]
+        answer = await d.decoder.ask_about(first.attempt, "p")
+        assert isinstance(answer, wire.ExplainAnswer)
+        assert answer.known
+        assert answer.failed_units > 0
+        assert answer.failed_units + answer.ok_units <= answer.units
+        failed = [lack for lack in answer.lacks if lack.what == FAILED]
+        [lack] = failed
+        assert answer.lacks[0] is lack
+        assert lack.first_layer == lack.last_layer < GEOMETRY.num_layers
+        assert (lack.from_rank, lack.to_rank) == (0, 0)
+        assert lack.nic == ("127.0.0.1" if via == "tcp" else LOCAL_NIC)
+        assert "injected fault" in answer.why
+        other = await d.decoder.ask_about(first.attempt + 1000, "p")
+        assert isinstance(other, wire.ExplainAnswer)
+        assert not other.known
+
+
+async def test_a_write_whose_completion_does_not_come_is_in_flight_for_ever_longer(via: str) -> None:
+    """The decoder has all units, the prefiller still waits: it holds its pages, and says for what."""
+    p = await Process.start("p", via, fault="hold:1")
+    async with decoding(via, p) as d:
+        assert await finish(d.engine.generate("r", prompt(1, 200))) == ["whole"]
+        [done] = d.done
+        await asyncio.sleep(0.2)
+        answer = await d.decoder.ask_about(done.attempt, "p")
+        assert isinstance(answer, wire.ExplainAnswer)
+        [lack] = answer.lacks
+        assert (lack.what, lack.chunk, lack.first_layer) == (IN_FLIGHT, 0, 0)
+        assert lack.seconds >= 0.2
+        assert answer.ok_units + lack.units == answer.units == done.expected_units
+        arrivals = d.memory.fabric.read_arrivals(done.key)
+        assert arrivals is not None
+        assert arrivals.expected == done.expected_units
+        assert arrivals.first <= max(at for at in arrivals.marks if at) == arrivals.last  # type: ignore[operator]
+
+
+async def test_a_stopped_prefiller_is_told_with_its_silence(via: str) -> None:
+    p = await Process.start("p", via, layer_seconds=0.02)
+    async with decoding(via, p) as d:
+        request = d.engine.generate("r", prompt(1, 400))
+        await until(lambda: any(a.arrived_units for a in d.decoder.attempts()))
+        [attempt] = d.decoder.attempts()
+        live = await d.decoder.ask_about(attempt.attempt, "p")
+        assert isinstance(live, wire.ExplainAnswer)
+        assert live.state == "pushing"
+        assert any(lack.what == "not computed" for lack in live.lacks)
+        p.signal(signal.SIGSTOP)
+        why = await d.decoder.ask_about(attempt.attempt, "p")
+        assert isinstance(why, str)
+        assert "p gave no answer" in why or "p has been silent" in why
+        await asyncio.sleep(0.5)
+        assert "p has been silent for" in str(await d.decoder.ask_about(attempt.attempt, "p"))
+        p.signal(signal.SIGCONT)
+        assert await finish(request) == ["whole"]

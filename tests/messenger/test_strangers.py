@@ -17,7 +17,7 @@ import pytest
 from pdd.errors import PeerLost
 from pdd.messenger import endings, wire
 from pdd.messenger.frames import FrameStream
-from pdd.messenger.versions import PROTOCOL_VERSION, Range
+from pdd.messenger.versions import OURS, PROTOCOL_VERSION, Range
 from tests.messenger.rig import FAST, Rig, finish, geometry, prompt, running, until, up
 
 TOKEN = b"correct horse battery staple"
@@ -155,7 +155,7 @@ async def test_proof_of_the_acceptor_is_checked_too() -> None:
 
 
 # -- versions ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("versions", "behind"), [((2, 0), "this node"), ((9999, 9998), "this node"), ((0, 0), "the peer")])
+@pytest.mark.parametrize(("versions", "behind"), [((PROTOCOL_VERSION + 1, 0), "this node"), ((9999, 9998), "this node"), ((0, 0), "the peer")])
 async def test_ranges_that_do_not_meet_get_one_clear_error(versions: tuple[int, int], behind: str) -> None:
     protocol, oldest = versions
     async with running() as rig:
@@ -167,7 +167,7 @@ async def test_ranges_that_do_not_meet_get_one_clear_error(versions: tuple[int, 
         goodbye = await stream.receive()
         assert isinstance(goodbye, wire.Goodbye)
         assert str(Range(oldest or protocol, protocol)) in goodbye.reason
-        assert f"this node version {PROTOCOL_VERSION}: upgrade pdd on {behind}" in goodbye.reason
+        assert f"this node {OURS}: upgrade pdd on {behind}" in goodbye.reason
         assert goodbye.cause is wire.Cause.INCOMPATIBLE
 
 

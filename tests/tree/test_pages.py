@@ -122,6 +122,7 @@ def test_the_states_and_reasons_of_requests_are_in_pdd_1() -> None:
 # -- pdd-control(7) ----------------------------------------------------------------------------------------------------
 def routes(*, private: bool) -> set[str]:
     documents = dict.fromkeys(("status", "peers", "transfers", "requests", "topology"), FakeSource().status)
+    documents |= {"waterfall": FakeSource().waterfall} if private else {}
     guard: Any = app.build(FakeSource(), documents, events.Bell(), private=private)
     return {
         f"{method} {re.sub(':[a-z]+', '', route.path)}"

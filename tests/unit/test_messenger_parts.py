@@ -30,7 +30,7 @@ from pdd.messenger.quiet import QuietLog, level_of_end
 from pdd.messenger.retries import Retries
 from pdd.messenger.router import route
 from pdd.messenger.versions import Range, agree
-from pdd.states import Change, Facts, History, State, told
+from pdd.states import Change, Facts, State, told
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
@@ -73,6 +73,11 @@ MESSAGES: list[wire.Message] = [
     wire.Cancel(3),
     wire.Heartbeat(1, wire.Load(1, 2, 3, 4), True, ((1, 2), (3, 4)), 5, 6),
     wire.Goodbye("why"),
+    wire.ExplainRequest(1, 2),
+    wire.ExplainAnswer(
+        1, 2, True, "pushing", 0.5, "why", 0.1, 0.2, None, None, 9, 4, 36, 12, 1, 2, 3,
+        (wire.Lack("in flight", 0, 3, 4, 0, 1, "10.0.0.1", 5, 0.25),), 6,
+    ),
 ]
 
 
@@ -101,6 +106,18 @@ def test_damaged_message_is_an_error_or_a_message(message: wire.Message, data: s
 @pytest.mark.parametrize("change", [{"key": 1 << 24}, {"key": -1}, {"attempt": -1}, {"skip_tokens": -1}])
 def test_fields_are_checked(change: dict[str, int]) -> None:
     plain = msgspec.to_builtins(MESSAGES[3], builtin_types=(bytes,))
+    with pytest.raises(msgspec.MsgspecError):
+        wire.decode(msgspec.msgpack.encode({**plain, **change}))
+
+
+@pytest.mark.parametrize("change", [
+    {"state_seconds": -1.0}, {"state_seconds": float("nan")}, {"send_seconds": float("inf")}, {"units": -1},
+    {"state": "two\nlines"}, {"lacks": [["in flight", 0, 3, 4, 0, 1, "n\x1b[2J", 5, 0.25]]},
+    {"lacks": [{"what": "w", "chunk": 0, "first_layer": 0, "last_layer": 0, "from_rank": 0, "to_rank": 0, "nic": "", "units": 1,
+                "seconds": 0.0}] * 65},
+])  # fmt: skip
+def test_an_explanation_is_checked(change: dict[str, object]) -> None:
+    plain = msgspec.to_builtins(MESSAGES[9], builtin_types=(bytes,))
     with pytest.raises(msgspec.MsgspecError):
         wire.decode(msgspec.msgpack.encode({**plain, **change}))
 
@@ -138,6 +155,9 @@ FIRST_VERSION: dict[type[wire.Message], dict[str, object]] = {
     wire.Cancel: {"type": "cancel", "attempt": 1},
     wire.Heartbeat: {"type": "heartbeat", "seq": 1, "load": {}},
     wire.Goodbye: {"type": "goodbye", "reason": "why"},
+    # since version 2
+    wire.ExplainRequest: {"type": "explain", "ask": 1, "attempt": 2},
+    wire.ExplainAnswer: {"type": "explained", "ask": 1, "attempt": 2, "known": False},
 }
 
 
@@ -319,13 +339,3 @@ def test_state_moves_only_as_its_table_says_and_tells_the_recorder() -> None:
     assert told(seen[0]) == "light x red"
     with pytest.raises(AssertionError, match="red -> red"):
         state.move(Light.RED)
-
-
-def test_a_history_keeps_the_latest_changes_in_bounded_memory() -> None:
-    history = History(3)
-    for n in range(9):
-        history(Change(n, "link", "x" * 5000, "up", "closing", "y" * 5000, Facts(peer="z" * 5000, step=n)))
-    assert [change.at for change in history.latest(99)] == [6, 7, 8]
-    assert [change.facts.step for change in history.latest(2)] == [7, 8]
-    change = history.latest(1)[0]
-    assert max(len(change.ident), len(change.why), len(change.facts.peer)) == 256

@@ -50,10 +50,10 @@ def ready(rank: int) -> RankReady:
 async def test_status_says_each_group_and_the_totals_are_their_sums() -> None:
     config, _ = load(env={}, demo=True, search=False)
     node = Node(config, demo=True)
-    assert node._documents.status().groups == ()
+    assert node.documents.status().groups == ()
     now = time.monotonic()
     node.groups = group(0, picture(now), num_ranks=2), group(1, picture(now, reserved=6, steps=5), now - 30)
-    status = node._documents.status()
+    status = node.documents.status()
     first, second = status.groups
     assert (first.index, first.ranks, second.index, second.ranks) == (0, 2, 1, 1)
     assert (first.running, first.waiting, first.waiting_for_kv, first.batch_size) == (7, 1, 2, 4)
@@ -72,7 +72,7 @@ async def test_status_says_each_group_and_the_totals_are_their_sums() -> None:
 async def test_fences_and_quarantine_are_in_status_and_metrics() -> None:
     config, _ = load(env={}, demo=True, search=False)
     node: Any = Node(config, demo=True)
-    healthy = node._documents.status().fences
+    healthy = node.documents.status().fences
     assert (healthy.pending, healthy.oldest_seconds, healthy.alarms, healthy.oldest_quarantine_seconds) == (0, None, 0, None)
     assert "pdd_kv_fence_age_seconds 0.0" in node.metrics.text()
     now = time.monotonic()
@@ -82,7 +82,7 @@ async def test_fences_and_quarantine_are_in_status_and_metrics() -> None:
         fencing=types.SimpleNamespace(status=lambda now: FenceStatus(pending=3, oldest_seconds=9.0, overdue=1, alarms=4)),
         stats=Stats, provider="tcp", info=FabricInfo, findings=lambda: (),
     )
-    fences = node._documents.status().fences
+    fences = node.documents.status().fences
     assert (fences.pending, fences.oldest_seconds, fences.overdue, fences.alarms) == (3, 9.0, 1, 4)
     assert fences.oldest_quarantine_seconds == pytest.approx(50, abs=20)
     assert fences.integrity_failures == 2

@@ -115,7 +115,7 @@ async def test_peers_are_labelled_by_what_the_node_was_told_or_by_their_bounded_
     assert 'pdd_kv_transfer_failures_total{reason="refused"} 1.0' in text
     assert 'pdd_kv_transfer_failures_total{reason="peer_lost"} 5.0' in text
     assert "pdd_kv_transfer_sets_failed_total 7.0" in text
-    assert node._documents.status().transfers.failed == 8
+    assert node.documents.status().transfers.failed == 8
     del callers[1:]
     text = node.metrics.text()
     assert 'pdd_peer_up{peer="d0"} 1.0' in text
@@ -128,7 +128,7 @@ async def test_only_a_prefiller_that_is_linked_shows_load() -> None:
     dialled = (peer("p0", "127.0.0.1:1", queued_tokens=7), peer("p1", "127.0.0.1:2", "down"))
     node.decoder = types.SimpleNamespace(peer_status=lambda: dialled)
     node.prefiller = types.SimpleNamespace(peer_status=lambda: (peer("d0", "127.0.0.1:3"),))
-    loads = {each.name: each.load for each in node._documents.peers().peers}
+    loads = {each.name: each.load for each in node.documents.peers().peers}
     assert loads["p0"].queued_tokens == 7
     assert loads["p1"] is loads["d0"] is None
 
@@ -140,7 +140,7 @@ async def test_prompt_tokens_are_of_clients_except_on_a_prefiller(role: str, exp
     node: Any = Node(config, demo=True)
     node.ledger.open("r", (1, 2, 3, 4, 5))
     snapshot: Any = types.SimpleNamespace(totals=types.SimpleNamespace(prompt_tokens=70))
-    assert node._documents._prompt_tokens(snapshot) == expected
+    assert node.documents._prompt_tokens(snapshot) == expected
 
 
 async def test_transfers_in_flight_are_the_fabrics() -> None:

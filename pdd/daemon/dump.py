@@ -1,0 +1,101 @@
+"""Writes the flight recorder to a file when something went wrong: a deadline, a step that did not end, a failed engine.
+
+One gzipped pdd.flight/1 document a failure, in the node's log directory under systemd, else in the instance's run
+directory; a few files are kept, and failures that come in a row are told by the first of them. The log names the file.
+What has prompts or tokens in it is never written.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from pdd.control import schema
+
+MOST_FILES = 8
+LEAST_PAUSE = 60.0  # seconds between two dumps for deadlines
+PREFIX = "flight-"
+_MOST_BYTES = 32 << 20  # of a document, before it is packed
+_LEVEL = 1  # of gzip: a failing node should not compute for long
+
+_log = logging.getLogger("pdd")
+
+
+def directory(instance_dir: Path, env: Mapping[str, str] = os.environ) -> Path:
+    """Where an instance's dumps go. Under systemd: the first directory of LogsDirectory=."""
+    logs = env.get("LOGS_DIRECTORY", "").partition(":")[0]
+    return Path(logs) if logs else instance_dir
+
+
+class Dumps:
+    """Owner: the main loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._last = float("-inf")
+        self._about: dict[str, str] = {}
+
+    def about(self, request_id: str) -> str | None:
+        """The file that was written for a request."""
+        return self._about.get(request_id)
+
+    def may_write(self, now: float) -> bool:
+        """Whether a deadline is worth a file of its own. True begins the pause until the next."""
+        if now - self._last < LEAST_PAUSE:
+            return False
+        self._last = now
+        return True
+
+    def write(self, picture: schema.Flight, request_id: str = "") -> Path | None:
+        """Any thread. None, and a line in the log, when it cannot be written."""
+        try:
+            path = write(self._folder, picture)
+        except OSError as error:
+            _log.error("the flight recorder could not be written to %s: %s", self._folder, error.strerror or error)
+            return None
+        _log.error("flight recorder written to %s: %s", path, picture.why)
+        if request_id:
+            self._about[request_id] = str(path)
+            while len(self._about) > MOST_FILES:
+                self._about.pop(next(iter(self._about)))
+        return path
+
+    def write_soon(self, picture: schema.Flight, request_id: str = "") -> threading.Thread:
+        """The same on a thread of its own."""
+        thread = threading.Thread(target=self.write, args=(picture, request_id), name="flight dump", daemon=True)
+        thread.start()
+        return thread
+
+
+def write(folder: Path, picture: schema.Flight) -> Path:
+    """Raises OSError. The oldest files of this instance beyond `MOST_FILES` are removed."""
+    body = msgspec.json.encode(picture)
+    if len(body) > _MOST_BYTES:
+        body = msgspec.json.encode(msgspec.structs.replace(picture, plans=(), plans_unknown="too much to write"))
+    name = re.sub(r"[^\w.-]", "_", picture.name)
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(picture.ts)) + f"{int(picture.ts % 1 * 1000):03d}Z"
+    path = folder / f"{PREFIX}{name}-{stamp}.json.gz"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o640)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(gzip.compress(body, _LEVEL))
+    for old in kept(folder, name)[:-MOST_FILES]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def kept(folder: Path, name: str = r"[\w.-]+?") -> list[Path]:
+    """The dumps in a directory, the oldest first; of one node, when it is named."""
+    ours = re.compile(rf"{PREFIX}(?:{name})-(\d{{8}}T\d{{9}}Z)\.json\.gz")
+    try:
+        found = [(match[1], path) for path in folder.iterdir() if (match := ours.fullmatch(path.name))]
+    except OSError:
+        return []
+    return [path for _, path in sorted(found)]

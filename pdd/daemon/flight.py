@@ -1,0 +1,100 @@
+"""What a node's flight recorder holds, for `explain`, the waterfall, dumps and bundles.
+
+State changes come from `pdd.history`, writes from the fabric's workers. Those are asked on a thread of its own, with a
+deadline: a worker that hangs in its provider holds up whoever wants to know, and nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from pdd.control import schema
+from pdd.daemon import stacks
+from pdd.fabric.types import Caps, FlightLayer, FlightPlan
+from pdd.messenger.explain import nic_name
+from pdd.states import Change
+
+if TYPE_CHECKING:
+    from pdd.daemon.node import Node
+    from pdd.fabric.engine import Fabric
+
+PATIENCE = 1.0  # seconds for the workers' answer
+MOST_PLANS = 256  # of each rail group, in a dump
+_MOST_CHANGES = 4096
+
+
+class FlightReader:
+    """FlightPort of a fabric. Owner: the main loop."""
+
+    def __init__(self, fabric: Fabric, caps: Caps) -> None:
+        self._fabric = fabric
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="flight")
+        self.nic_names: tuple[str, ...] = tuple(nic.address or nic.domain for nic in caps.nics)
+
+    async def plans(self, transfer: int = 0, most: int = 4096) -> list[FlightPlan]:
+        """Of one transfer, or, for 0, of all: the latest `most` of each rail group, the oldest first.
+
+        Raises:
+            FabricError: the fabric is closed.
+            TimeoutError: a worker does not answer.
+        """
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(PATIENCE):
+            return await loop.run_in_executor(self._thread, self._fabric.read_flight, transfer, most)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+async def document(node: Node, why: str) -> schema.Flight:
+    """All of it, with where the threads are."""
+    plans: Sequence[FlightPlan] = ()
+    unknown = None
+    if node.fabric is None:
+        unknown = "this node has no fabric"
+    else:
+        try:
+            plans = await node.fabric.flight.plans(0, MOST_PLANS)
+        except (RuntimeError, TimeoutError) as error:
+            unknown = f"the fabric's workers do not answer: {error!r}"
+    return picture(node, why, plans, unknown)
+
+
+def picture(node: Node, why: str, plans: Sequence[FlightPlan], unknown: str | None) -> schema.Flight:
+    """All of it but the writes, which are given."""
+    names = () if node.fabric is None else node.fabric.flight.nic_names
+    return schema.Flight(
+        name=node.config.node.name, role=node.config.node.role, boot_id=node.boot_id, version=node.version, why=why,
+        ts=time.time(), ts_mono=time.monotonic(), changes=tuple(map(_change, node.history.latest(_MOST_CHANGES))),
+        plans=tuple(_plan(plan, names) for plan in plans), plans_unknown=unknown,
+        requests=node.documents.requests().requests or (), stacks=stacks.document(),
+    )
+
+
+def _change(change: Change) -> schema.FlightChange:
+    facts = change.facts
+    return schema.FlightChange(
+        at=change.at, kind=change.kind, of=change.ident, before=change.before, state=change.after, why=change.why,
+        peer=facts.peer, attempt=facts.attempt, key=facts.key, units=facts.units, step=facts.step,
+    )
+
+
+def _plan(plan: FlightPlan, names: Sequence[str]) -> schema.FlightPlan:
+    return schema.FlightPlan(
+        transfer=plan.transfer, key=plan.key, from_region=plan.src_region, to_region=plan.dst_region,
+        first_value=plan.first_value, units=plan.units, armed=plan.armed,
+        layers=tuple(_layer(layer, names) for layer in plan.layers),
+    )
+
+
+def _layer(layer: FlightLayer, names: Sequence[str]) -> schema.FlightLayer:
+    return schema.FlightLayer(
+        layer=layer.layer, ready=layer.ready, first_post=layer.first_post, last_post=layer.last_post,
+        last_end=layer.last_end, posted=layer.posted, ok=layer.ok, failed=layer.failed, unknown=layer.unknown,
+        nics=tuple(nic_name(nic, names) for nic in layer.nics),
+        failed_nics=tuple(nic_name(nic, names) for nic in layer.failed_nics),
+    )
