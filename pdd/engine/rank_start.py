@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -25,15 +24,15 @@ from pdd.engine.rank_group import RankGroup
 from pdd.engine.rank_protocol import RankFits, RankInit, RankProgress, RankReady
 from pdd.engine.rank_runner import RankRunner
 from pdd.errors import HOW_TO_INSTALL, ConfigError, LimitError, ModelError, NotInstalled
-from pdd.kv.layout import DTYPE_BYTES, KvLayout
+from pdd.kv.layout import KvLayout
+from pdd.model.architecture import ModelConfig
 from pdd.model.attention import Attention, LayerCounter
 from pdd.model.backends import make_attention
 from pdd.model.collectives import Collectives
 from pdd.model.config import fingerprint, load_config
 from pdd.model.folder import COPY_AGAIN, check_context
-from pdd.model.safetensors_file import read_directory
 from pdd.model.shard import Shard
-from pdd.model.tensor_parallel import check_tp
+from pdd.model.tensor_parallel import check_tp, param_bytes
 from pdd.model.transformer import Transformer, load_model
 from pdd.topology import pinning
 from pdd.units import show_bytes
@@ -79,7 +78,7 @@ def start_rank(
     check_context(max_context, config.max_position)
     with _reading(model_dir):
         identity = fingerprint(model_dir)
-        _check_weights_fit(model_dir, dtype, group)
+        _check_weights_fit(config, dtype, init.world, group)
         model = load_model(model_dir, config, dtype=dtype, max_context=max_context, shard=Shard(init.rank, init.world),
                            progress=_throttled("weights", report))
     if group is not None:
@@ -131,9 +130,9 @@ def _reading(model_dir: Path) -> Iterator[None]:
         raise ModelError(f"the checkpoint in {model_dir} cannot be read: {error}", hint=COPY_AGAIN) from error
 
 
-def _check_weights_fit(model_dir: Path, dtype: str, group: Collectives | None) -> None:
+def _check_weights_fit(config: ModelConfig, dtype: str, world: int, group: Collectives | None) -> None:
     """Refuses weights that the kernel would kill this process for: those of all ranks, which come together."""
-    needed = sum(math.prod(entry.shape) for entry in read_directory(model_dir).values()) * DTYPE_BYTES[dtype]
+    needed = sum(param_bytes(config, Shard(rank, world), dtype) for rank in range(world))
     free = free_memory()
     if group is not None:
         group.ordered()  # no rank has begun to load while another looked

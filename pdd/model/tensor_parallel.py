@@ -1,4 +1,4 @@
-"""Over how many ranks a model divides. Pure; no torch.
+"""Over how many ranks a model divides, and what each then keeps. Pure; no torch.
 
 Ranks have equal shares of query heads and of the rows of dense and shared MLPs. KV heads are divided, or copied when there are
 more ranks than heads. Vocabulary and experts divide over any number (model/shard.py says how).
@@ -6,8 +6,13 @@ more ranks than heads. Vocabulary and experts divide over any number (model/shar
 
 from __future__ import annotations
 
+import math
+
 from pdd.errors import ConfigError
+from pdd.kv.layout import DTYPE_BYTES
 from pdd.model.architecture import ModelConfig
+from pdd.model.shard import Shard, length
+from pdd.model.tensors import EMBEDDING, tensors_of
 
 MOST_RANKS = 64
 
@@ -37,3 +42,18 @@ def check_tp(config: ModelConfig, tp: int) -> None:
         works = ", ".join(map(str, working_sizes(config)))
         raise ConfigError(f"this model cannot run on {tp} ranks: {'; '.join(found)}",
                           hint=f"Set engine.tp (--tp) to one of {works}.")
+
+
+def param_bytes(config: ModelConfig, shard: Shard, dtype: str) -> int:
+    """Bytes of the weights that `shard` keeps in memory, as loading them takes (model/weights.py)."""
+    total = 0
+    for spec in tensors_of(config):
+        kept = spec.kept(config, shard)
+        if kept is None:
+            continue
+        sizes = [length(part) for part in kept]
+        if spec.division == "vocab":
+            sizes[0] = shard.vocab_share(config.vocab_size)
+        copies = 2 if spec.name == EMBEDDING and config.tie_embeddings else 1  # one to look up, one to multiply with
+        total += copies * math.prod(sizes) * (4 if spec.exact else DTYPE_BYTES[dtype])
+    return total
