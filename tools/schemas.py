@@ -39,6 +39,7 @@ DOCUMENTS: dict[str, Any] = {
     "error": printed.Error,
     "config": printed.Settings,
     "config_check": printed.ConfigCheck,
+    "model_check": printed.ModelCheck,
     "model_import": printed.ModelImport,
     "recording": printed.Recording | printed.Recorded,
     "bundle": printed.Bundle,

@@ -93,6 +93,39 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     redactions: dict[str, int]  # what was hidden, how often
 
 
+class ModelGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One size of a rank group. All bytes are of one rank, all layers."""
+
+    tp: int
+    refused: tuple[str, ...]  # why the model does not divide so; then the rest is 0
+    fits: bool  # this machine, all ranks on it
+    param_bytes: int  # of the rank that has most
+    kv_token_bytes: int
+    page_bytes: int
+    num_pages: int  # of every rank, the most that fit this machine
+    missing_bytes: int  # that the weights need beyond what is free
+
+
+class ModelCheck(msgspec.Struct, frozen=True, kw_only=True):
+    schema: str = "pdd.model_check/1"
+    model: str  # the folder or the file
+    family: str
+    parameters: int  # values of the weights that are used
+    dtype: str
+    num_layers: int
+    max_context: int  # tokens
+    file_bytes: int | None  # of the weights that are used; null: only config.json is there
+    unused_tensors: int  # that stay in the files
+    unused_bytes: int
+    kv_token_bytes: int  # of the whole model
+    page_size: int  # tokens
+    page_bytes: int  # of the whole model
+    free_bytes: int  # of this machine
+    memory_fraction: float  # of what the weights leave, for KV
+    fits: bool  # in one of these ways
+    groups: tuple[ModelGroup, ...]
+
+
 class TopologyCheck(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = "pdd.topology_check/1"
     findings: tuple[Finding, ...]

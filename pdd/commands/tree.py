@@ -52,7 +52,7 @@ _OF_A_NODE = _also("-i NAME", "--json", "--timeout TIME")
 
 bench_app = _group("bench", "Measure parts of a node.")
 config_app = _group("config", "Check and show settings.")
-model_app = _group("model", "Prepare model folders.")
+model_app = _group("model", "Check and prepare model folders.")
 plan_app = _group("plan", "Reckon what a cluster will do, before there is one.")
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Set any setting; repeatable.")
@@ -357,6 +357,17 @@ def config_schema(ctx: typer.Context) -> None:
     from pdd.commands.configure import schema
 
     schema(ctx.obj)
+
+
+@model_app.command("check", cls=_Command, epilog=_also("-c FILE", "--json"))
+def model_check(
+    ctx: typer.Context,
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A model's folder, or its config.json alone.")],
+) -> None:
+    """Say whether and how a model fits this machine."""
+    from pdd.commands.model import check
+
+    raise typer.Exit(check(ctx.obj, model))
 
 
 @model_app.command("import", cls=_Command, epilog=_also("--json", "-q"))

@@ -39,6 +39,11 @@ def load_config(model_dir: str | Path) -> ModelConfig:
     return parse_config(fields, generation)
 
 
+def load_config_file(path: Path) -> ModelConfig:
+    """The configuration that a config.json describes, whatever it is called and whatever is beside it. Raises ModelError."""
+    return parse_config(Fields(_read_json(path, required=True)), Fields({}))
+
+
 def parse_config(fields: Fields, generation: Fields) -> ModelConfig:
     """The configuration that config.json and generation_config.json describe.
 

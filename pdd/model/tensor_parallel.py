@@ -6,13 +6,16 @@ more ranks than heads. Vocabulary and experts divide over any number (model/shar
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import functools
 import math
 
 from pdd.errors import ConfigError
 from pdd.kv.layout import DTYPE_BYTES
 from pdd.model.architecture import ModelConfig
 from pdd.model.shard import Shard, length
-from pdd.model.tensors import EMBEDDING, tensors_of
+from pdd.model.tensors import TensorSpec, tensors_of
 
 MOST_RANKS = 64
 
@@ -44,16 +47,34 @@ def check_tp(config: ModelConfig, tp: int) -> None:
                           hint=f"Set engine.tp (--tp) to one of {works}.")
 
 
+def num_parameters(config: ModelConfig) -> int:
+    """Values of all weights that the model uses."""
+    return sum(count * math.prod(spec.shape) for spec, count in _kinds(config))
+
+
 def param_bytes(config: ModelConfig, shard: Shard, dtype: str) -> int:
     """Bytes of the weights that `shard` keeps in memory, as loading them takes (model/weights.py)."""
     total = 0
-    for spec in tensors_of(config):
-        kept = spec.kept(config, shard)
-        if kept is None:
+    for spec, count in _kinds(config):
+        if config.moe is not None and spec.division == "expert":
+            count = count // config.moe.num_experts * len(shard.experts(config.moe.num_experts))
+            sizes = list(spec.shape)
+        elif (kept := spec.kept(config, shard)) is None:
             continue
-        sizes = [length(part) for part in kept]
+        else:
+            sizes = [length(part) for part in kept]
         if spec.division == "vocab":
             sizes[0] = shard.vocab_share(config.vocab_size)
-        copies = 2 if spec.name == EMBEDDING and config.tie_embeddings else 1  # one to look up, one to multiply with
-        total += copies * math.prod(sizes) * (4 if spec.exact else DTYPE_BYTES[dtype])
+            if config.tie_embeddings:
+                count = 2  # one to look up, one to multiply with
+        total += count * math.prod(sizes) * (4 if spec.exact else DTYPE_BYTES[dtype])
     return total
+
+
+@functools.cache
+def _kinds(config: ModelConfig) -> tuple[tuple[TensorSpec, int], ...]:
+    """Tensors that differ in nothing but layer and expert, and how many there are: large models have tens of thousands."""
+    counts: collections.Counter[TensorSpec] = collections.Counter()
+    for spec in tensors_of(config):
+        counts[dataclasses.replace(spec, name=".".join(spec.name.split(".")[-2:]), expert=-1)] += 1
+    return tuple(counts.items())

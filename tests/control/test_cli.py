@@ -405,7 +405,7 @@ def test_help_names_the_global_options_that_mean_something_to_a_command(pdd: Pdd
         assert "--json" in clean(pdd(*words.split(), "--help"), 0).stdout.split("Here too: ")[1]
 
 
-@pytest.mark.parametrize(("words", "last"), [((), "Prepare model folders."), (("model",), "a model folder.")])
+@pytest.mark.parametrize(("words", "last"), [((), "Check and prepare model folders."), (("model",), "a model folder.")])
 def test_help_without_a_command_is_whole(pdd: Pdd, words: tuple[str, ...], last: str) -> None:
     lines = clean(pdd(*words), 2).stderr.splitlines()
     assert lines[-2].endswith(last)
