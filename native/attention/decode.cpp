@@ -35,9 +35,14 @@ DecodeAttention::DecodeAttention(const Geometry& geometry, int num_pages, int nu
                                  const std::string& instruction_set)
     : geometry_(geometry), num_pages_(num_pages), pool_(num_threads) {
     if (geometry.num_kv_heads < 1 || geometry.num_heads % geometry.num_kv_heads || geometry.head_dim < kLanes ||
-        geometry.head_dim % kLanes || geometry.page_size < 1 || num_pages < 1 || num_threads < 1)
+        geometry.head_dim % kLanes || geometry.value_dim < kLanes || geometry.value_dim % kLanes ||
+        geometry.value_dim > geometry.head_dim || geometry.tiles < 1 || geometry.tiles > 2 ||
+        (geometry.tiles == 2 && geometry.value_dim != geometry.head_dim) || geometry.page_size < 1 || num_pages < 1 ||
+        num_threads < 1)
         throw std::invalid_argument(
-            "decode attention needs whole groups of heads and a head_dim that is a multiple of 16");
+            "decode attention needs whole groups of heads, a head_dim that is a multiple of 16, and values as wide as "
+            "keys, or, with one tile, a multiple of 16 that is no wider");
+    parts_ = (geometry.num_heads / geometry.num_kv_heads + kMaxGroup - 1) / kMaxGroup;
     const auto [attend, name] = choose(instruction_set);
     attend_ = attend;
     instruction_set_ = name;
@@ -75,14 +80,16 @@ void DecodeAttention::run(const void* layer, const void* q, int64_t q_stride, vo
     q_ = static_cast<const char*>(q);
     out_ = static_cast<char*>(out);
     q_stride_bytes_ = q_stride * (geometry_.bf16 ? 2 : 4);
-    pool_.run(num_rows_ * geometry_.num_kv_heads, attend_task, this);
+    pool_.run(num_rows_ * geometry_.num_kv_heads * parts_, attend_task, this);
 }
 
 void DecodeAttention::attend_task(void* context, int task, int thread) {
     auto& self = *static_cast<DecodeAttention*>(context);
     const Geometry& geometry = self.geometry_;
-    const int row = task / geometry.num_kv_heads;
-    const int64_t out_stride = static_cast<int64_t>(geometry.num_heads) * geometry.head_dim * (geometry.bf16 ? 2 : 4);
+    const int part = task % self.parts_, kv_head = task / self.parts_ % geometry.num_kv_heads;
+    const int row = task / self.parts_ / geometry.num_kv_heads, group = geometry.num_heads / geometry.num_kv_heads;
+    const int first = part * kMaxGroup, count = group - first < kMaxGroup ? group - first : kMaxGroup;
+    const int64_t out_stride = static_cast<int64_t>(geometry.num_heads) * geometry.value_dim * (geometry.bf16 ? 2 : 4);
     const int32_t kv_len = self.kv_lens_[row];
     const int32_t begin = self.window_ > 0 && self.window_ < kv_len ? kv_len - self.window_ : 0;
     const Row view{self.q_ + row * self.q_stride_bytes_,
@@ -91,7 +98,7 @@ void DecodeAttention::attend_task(void* context, int task, int thread) {
                    begin,
                    kv_len,
                    self.out_ + row * out_stride};
-    self.attend_(geometry, view, task % geometry.num_kv_heads,
+    self.attend_(geometry, view, kv_head * group + first, count,
                  self.scratch_base_ + static_cast<int64_t>(thread) * self.scratch_stride_);
 }
 

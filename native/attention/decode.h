@@ -21,8 +21,8 @@ class DecodeAttention {
     // Throws std::out_of_range when a page is not in the region: nothing is read through such a table.
     void plan(const int64_t* tables, const int64_t* kv_lens, int num_rows, int width);
 
-    // q: rows of [num_heads][head_dim], `q_stride` values apart. out: [num_rows][num_heads][head_dim]. window: each row
-    // attends to its last `window` tokens; 0: to all.
+    // q: rows of [num_heads][head_dim], `q_stride` values apart. out: [num_rows][num_heads][value_dim]. window: each
+    // row attends to its last `window` tokens; 0: to all.
     void run(const void* layer, const void* q, int64_t q_stride, void* out, int window);
 
     // "x86-64-v4", "x86-64-v3" or "base".
@@ -33,6 +33,7 @@ class DecodeAttention {
 
     Geometry geometry_;
     int num_pages_, num_rows_ = 0, width_ = 0, scratch_stride_;
+    int parts_;  // tasks of one KV head of a row: its query heads, kMaxGroup at a time
     Attend attend_;
     const char* instruction_set_;
     std::vector<int32_t> tables_, kv_lens_;

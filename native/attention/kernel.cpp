@@ -91,11 +91,11 @@ PDD_INLINE float exponentiate(float* scores, int count, float largest) {
 
 // out[g] += sum over i of weights[g][i] * V[first + i]
 template <class T, int G, int W>
-PDD_INLINE void accumulate_columns(const T* v, int length, int dim, const float* weights, float* out) {
+PDD_INLINE void accumulate_columns(const T* v, int length, int stride, int dim, const float* weights, float* out) {
     Floats sums[G][W];
     for (int g = 0; g < G; ++g)
         for (int w = 0; w < W; ++w) sums[g][w] = load(out + g * dim + w * kLanes);
-    for (int i = 0; i < length; ++i, v += dim) {
+    for (int i = 0; i < length; ++i, v += stride) {
         Floats values[W];
         for (int w = 0; w < W; ++w) values[w] = load(v + w * kLanes);
         for (int g = 0; g < G; ++g)
@@ -106,15 +106,15 @@ PDD_INLINE void accumulate_columns(const T* v, int length, int dim, const float*
 }
 
 template <class T, int G>
-PDD_INLINE void accumulate(const Tiles<T>& values, const float* weights, int first, int count, float* out) {
-    const int dim = values.head_dim;
+PDD_INLINE void accumulate(const Tiles<T>& values, const float* weights, int first, int count, int dim, float* out) {
+    const int stride = values.head_dim;
     for (int i = 0; i < count;) {
         int length;
         const T* v = values.run(first + i, count - i, &length);
         int d = 0;
         for (; d + 2 * kLanes <= dim; d += 2 * kLanes)
-            accumulate_columns<T, G, 2>(v + d, length, dim, weights + i, out + d);
-        if (d < dim) accumulate_columns<T, G, 1>(v + d, length, dim, weights + i, out + d);
+            accumulate_columns<T, G, 2>(v + d, length, stride, dim, weights + i, out + d);
+        if (d < dim) accumulate_columns<T, G, 1>(v + d, length, stride, dim, weights + i, out + d);
         i += length;
     }
 }
@@ -122,9 +122,9 @@ PDD_INLINE void accumulate(const Tiles<T>& values, const float* weights, int fir
 // Query heads [head, head + G) over the KV head whose tiles are given.
 template <class T, int G>
 void attend_group(const Geometry& geometry, const Row& row, const Tiles<T>& keys, int head, float* scratch) {
-    const int dim = geometry.head_dim;
+    const int dim = geometry.head_dim, value_dim = geometry.value_dim;
     float* q = scratch;
-    float* out = q + G * dim;
+    float* out = q + G * dim;  // [G][value_dim]
     float* scores = out + G * dim;
     const T* source = static_cast<const T*>(row.q) + static_cast<int64_t>(head) * dim;
     for (int i = 0; i < G * dim; i += kLanes) {
@@ -133,7 +133,7 @@ void attend_group(const Geometry& geometry, const Row& row, const Tiles<T>& keys
     }
     for (int i = 0; i < G * kChunk; i += kLanes) store(scores + i, Floats{});
     Tiles<T> values = keys;
-    values.base += static_cast<int64_t>(geometry.page_size) * dim;
+    if (geometry.tiles == 2) values.base += static_cast<int64_t>(geometry.page_size) * dim;
     float largest[G], total[G];
     for (int g = 0; g < G; ++g) largest[g] = -3e38f, total[g] = 0;
     for (int first = row.begin; first < row.kv_len; first += kChunk) {
@@ -145,28 +145,27 @@ void attend_group(const Geometry& geometry, const Row& row, const Tiles<T>& keys
             if (first > row.begin && most > largest[g]) {  // what is summed so far was relative to a smaller maximum
                 const float shrink = exp_nonpositive(splat(largest[g] - most))[0];
                 total[g] *= shrink;
-                for (int d = 0; d < dim; d += kLanes) store(out + g * dim + d, load(out + g * dim + d) * shrink);
+                float* sums = out + g * value_dim;
+                for (int d = 0; d < value_dim; d += kLanes) store(sums + d, load(sums + d) * shrink);
             }
             largest[g] = most;
             total[g] += exponentiate(scores + g * kChunk, count, most);
         }
-        accumulate<T, G>(values, scores, first, count, out);
+        accumulate<T, G>(values, scores, first, count, value_dim, out);
     }
-    T* target = static_cast<T*>(row.out) + static_cast<int64_t>(head) * dim;
+    T* target = static_cast<T*>(row.out) + static_cast<int64_t>(head) * value_dim;
     for (int g = 0; g < G; ++g)
-        for (int d = 0; d < dim; d += kLanes) store(target + g * dim + d, load(out + g * dim + d) * (1.0f / total[g]));
+        for (int d = 0; d < value_dim; d += kLanes)
+            store(target + g * value_dim + d, load(out + g * value_dim + d) * (1.0f / total[g]));
 }
 
 template <class T>
-PDD_INLINE void attend(const Geometry& geometry, const Row& row, int kv_head, float* scratch) {
-    const int64_t tile = static_cast<int64_t>(geometry.page_size) * geometry.head_dim;
-    const Tiles<T> keys{static_cast<const T*>(row.layer) + kv_head * 2 * tile, geometry.num_kv_heads * 2 * tile,
+PDD_INLINE void attend(const Geometry& geometry, const Row& row, int head, int count, float* scratch) {
+    const int64_t head_stride = static_cast<int64_t>(geometry.tiles) * geometry.page_size * geometry.head_dim;
+    const int kv_head = head / (geometry.num_heads / geometry.num_kv_heads);
+    const Tiles<T> keys{static_cast<const T*>(row.layer) + kv_head * head_stride, geometry.num_kv_heads * head_stride,
                         geometry.head_dim, geometry.page_size, row.table};
-    const int group = geometry.num_heads / geometry.num_kv_heads;
-    int head = kv_head * group;
-    const int end = head + group;
-    for (; head + kMaxGroup <= end; head += kMaxGroup) attend_group<T, kMaxGroup>(geometry, row, keys, head, scratch);
-    switch (end - head) {
+    switch (count) {
         case 1:
             attend_group<T, 1>(geometry, row, keys, head, scratch);
             break;
@@ -177,17 +176,18 @@ PDD_INLINE void attend(const Geometry& geometry, const Row& row, int kv_head, fl
             attend_group<T, 3>(geometry, row, keys, head, scratch);
             break;
         default:
+            attend_group<T, kMaxGroup>(geometry, row, keys, head, scratch);
             break;
     }
 }
 
 }  // namespace
 
-void PDD_ATTEND(const Geometry& geometry, const Row& row, int kv_head, float* scratch) {
+void PDD_ATTEND(const Geometry& geometry, const Row& row, int head, int count, float* scratch) {
     if (geometry.bf16)
-        attend<uint16_t>(geometry, row, kv_head, scratch);
+        attend<uint16_t>(geometry, row, head, count, scratch);
     else
-        attend<float>(geometry, row, kv_head, scratch);
+        attend<float>(geometry, row, head, count, scratch);
 }
 
 }  // namespace pdd::attention

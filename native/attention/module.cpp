@@ -16,8 +16,12 @@ using pdd::attention::Geometry;
 
 namespace {
 
-Geometry geometry_of(int num_heads, int num_kv_heads, int head_dim, int page_size, bool bf16) {
-    return {num_heads, num_kv_heads, head_dim, page_size, bf16, 1.0f / std::sqrt(static_cast<float>(head_dim))};
+// value_dim 0: as wide as keys. scale 0: the usual one.
+Geometry geometry_of(int num_heads, int num_kv_heads, int head_dim, int page_size, bool bf16, int tiles = 2,
+                     int value_dim = 0, float scale = 0) {
+    const float usual = 1.0f / std::sqrt(static_cast<float>(head_dim));
+    return {num_heads, num_kv_heads, head_dim, value_dim != 0 ? value_dim : head_dim,
+            page_size, tiles,        bf16,     scale != 0 ? scale : usual};
 }
 
 }  // namespace
@@ -28,12 +32,13 @@ NB_MODULE(_attention, m) {
         .def(
             "__init__",
             [](DecodeAttention* self, int num_heads, int num_kv_heads, int head_dim, int page_size, int num_pages,
-               bool bf16, int threads, const std::string& instruction_set) {
-                const Geometry geometry = geometry_of(num_heads, num_kv_heads, head_dim, page_size, bf16);
+               bool bf16, int threads, int tiles, int value_dim, float scale, const std::string& instruction_set) {
+                const Geometry geometry =
+                    geometry_of(num_heads, num_kv_heads, head_dim, page_size, bf16, tiles, value_dim, scale);
                 new (self) DecodeAttention(geometry, num_pages, threads, instruction_set);
             },
             nb::kw_only(), "num_heads"_a, "num_kv_heads"_a, "head_dim"_a, "page_size"_a, "num_pages"_a, "bf16"_a,
-            "threads"_a, "instruction_set"_a = "")
+            "threads"_a, "tiles"_a = 2, "value_dim"_a = 0, "scale"_a = 0.0f, "instruction_set"_a = "")
         .def(
             "plan",
             [](DecodeAttention& self, uintptr_t tables, uintptr_t kv_lens, int num_rows, int width) {

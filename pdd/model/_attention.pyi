@@ -4,15 +4,16 @@ class DecodeAttention:
     """Owner: one thread. `plan` once per step, then `run` once per layer."""
 
     def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, page_size: int, num_pages: int, bf16: bool,
-                 threads: int, instruction_set: str = "") -> None:
-        """instruction_set: "" for the best of this CPU. Raises ValueError when head_dim is no multiple of 16, heads do
-        not form whole groups, or the CPU lacks the instructions."""
+                 threads: int, tiles: int = 2, value_dim: int = 0, scale: float = 0.0, instruction_set: str = "") -> None:
+        """tiles: of a KV head: K and V; or 1, whose rows are keys and begin with their values, `value_dim` wide. value_dim
+        0: head_dim. scale: of the scores, 0: head_dim ** -0.5. instruction_set: "" for the best of this CPU. Raises
+        ValueError when a dim is no multiple of 16, heads do not form whole groups, or the CPU lacks the instructions."""
     def plan(self, tables: int, kv_lens: int, num_rows: int, width: int) -> None:
         """Copies int64 `[num_rows, width]` page numbers and `[num_rows]` lengths. Raises IndexError for a page that the
         region does not have; then nothing can be run."""
     def run(self, layer: int, q: int, q_stride: int, out: int, window: int = 0) -> None:
-        """layer: the layer's pages `[pages, kv_heads, 2, page_size, head_dim]`. q: rows `q_stride` values apart.
-        out: `[num_rows, num_heads, head_dim]`. window: the last tokens that are attended to; 0: all."""
+        """layer: the layer's pages `[pages, kv_heads, tiles, page_size, head_dim]`. q: rows `q_stride` values apart.
+        out: `[num_rows, num_heads, value_dim]`. window: the last tokens that are attended to; 0: all."""
     @property
     def instruction_set(self) -> str:
         """The kernel in use: "x86-64-v4", "x86-64-v3" or "base"."""

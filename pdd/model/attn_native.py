@@ -22,6 +22,10 @@ def supports(layout: KvLayout) -> bool:
     return layout.head_dim % _LANES == 0 and layout.tiles == 2
 
 
+def supports_latents(layout: KvLayout, value_dim: int) -> bool:
+    return layout.head_dim % _LANES == 0 and value_dim % _LANES == 0 and layout.tiles == 1
+
+
 def supports_chunks(layout: KvLayout) -> bool:
     return layout.dtype == "bfloat16" and layout.head_dim % (2 * _LANES) == 0 and ChunkAttention.supported()
 
@@ -39,12 +43,14 @@ class NativeAttention(TorchAttention):
 
 
 class NativeRowsAttention:
-    """RowsAttention by the native kernel."""
+    """RowsAttention by the native kernel. value_dim, scale: as of TorchRowsAttention."""
 
-    def __init__(self, layout: KvLayout, kv: torch.Tensor, num_heads: int, windows: Sequence[int]) -> None:
+    def __init__(self, layout: KvLayout, kv: torch.Tensor, num_heads: int, windows: Sequence[int], value_dim: int = 0,
+                 scale: float = 0.0) -> None:
         self._kernel = DecodeAttention(
             num_heads=num_heads, num_kv_heads=layout.num_kv_heads, head_dim=layout.head_dim, page_size=layout.page_size,
-            num_pages=layout.num_pages, bf16=kv.dtype == torch.bfloat16, threads=torch.get_num_threads())
+            num_pages=layout.num_pages, bf16=kv.dtype == torch.bfloat16, threads=torch.get_num_threads(), tiles=layout.tiles,
+            value_dim=value_dim, scale=scale)
         self._layers, self._windows = [layer.data_ptr() for layer in kv], windows
         self._kv = kv  # keeps the memory behind the addresses
 

@@ -96,9 +96,12 @@ class TorchAttention:
 class TorchRowsAttention:
     """RowsAttention that gathers every row's KV, padded to the longest row, and masks what is too much."""
 
-    def __init__(self, layout: KvLayout, tiles: Tiles, num_heads: int, windows: Sequence[int]) -> None:
+    def __init__(self, layout: KvLayout, tiles: Tiles, num_heads: int, windows: Sequence[int], value_dim: int = 0,
+                 scale: float = 0.0) -> None:
+        """value_dim: with one tile per head, the part of a key that is its value. scale: 0 is head_dim ** -0.5."""
         self._layout, self._tiles, self._windows = layout, tiles, windows
         self._group = num_heads // layout.num_kv_heads
+        self._value_dim, self._scale = value_dim, scale or layout.head_dim**-0.5
 
     def plan(self, rows: Rows) -> None:
         tables = torch.from_numpy(rows.tables)
@@ -109,11 +112,13 @@ class TorchRowsAttention:
 
     def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         rows = len(q)
-        k, v = self._tiles.gather(layer, self._index, rows).unbind(2)
+        tiles = self._tiles.gather(layer, self._index, rows)
+        k, v = tiles.unbind(2) if self._layout.tiles == 2 else (tiles[:, :, 0], tiles[:, :, 0, :, : self._value_dim])
         # query heads of a KV head together
         grouped = q.reshape(rows, self._layout.num_kv_heads, -1, self._layout.head_dim)
         mask = self._masks[self._windows[layer]]
-        out.copy_(functional.scaled_dot_product_attention(grouped, k, v, attn_mask=mask).view(out.shape))
+        attended = functional.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=self._scale)
+        out.copy_(attended.reshape(out.shape))
 
     def _mask(self, visible: torch.Tensor) -> torch.Tensor:
         """`[rows, tokens]` as what is added to scores `[rows, kv_heads, group, tokens]`."""

@@ -9,14 +9,14 @@ within rounding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as functional
 
 from pdd.kv.layout import KvLayout
 from pdd.model.architecture import Mla, ModelConfig
-from pdd.model.attention import Segment
+from pdd.model.attention import Rows, Segment
 from pdd.model.attn_torch import RowsAttention, SegmentsAttention, Tiles, TorchAttention, TorchRowsAttention
 from pdd.model.blocks import Turn
 from pdd.model.layers import rms_norm
@@ -80,34 +80,39 @@ class LatentAttention(TorchAttention):
     """Attention (model/attention.py) over pages of latents. q as of LatentProjections; out `[T, heads * v_dim]`."""
 
     def __init__(self, layout: KvLayout, kv: torch.Tensor, num_heads: int, windows: Sequence[int], mla: Mla,
-                 blocks: Sequence[LatentProjections]) -> None:
-        self._mla, self._blocks = mla, blocks
+                 blocks: Sequence[LatentProjections], native_rows: Callable[..., RowsAttention] | None = None) -> None:
+        """native_rows: NativeRowsAttention, where it is built."""
+        self._mla, self._blocks, self._native_rows = mla, blocks, native_rows
         super().__init__(layout, kv, num_heads, windows, mla.v_dim)
 
     def _rows_attention(self, kv: torch.Tensor) -> RowsAttention:
-        return _LatentRows(self._layout, self._tiles, self._num_heads, self._windows, self._mla, self._blocks)
+        made = (self._num_heads, self._windows, self._mla.kv_lora_rank, self._mla.scale)
+        rows: RowsAttention = TorchRowsAttention(self._layout, self._tiles, *made)
+        if self._native_rows is not None:
+            rows = self._native_rows(self._layout, kv, *made)
+        return _LatentRows(rows, self._mla, self._blocks)
 
     def _segments_attention(self, kv: torch.Tensor) -> SegmentsAttention:
         return _LatentSegments(self._tiles, self._mla, self._blocks)
 
 
-class _LatentRows(TorchRowsAttention):
-    """RowsAttention: all heads' queries, taken into the latents' space, share one head of keys."""
+class _LatentRows:
+    """RowsAttention: all heads' queries, taken into the latents' space, share one head of keys, whose values are latents."""
 
-    def __init__(self, layout: KvLayout, tiles: Tiles, num_heads: int, windows: Sequence[int], mla: Mla,
-                 blocks: Sequence[LatentProjections]) -> None:
-        super().__init__(layout, tiles, num_heads, windows)
-        self._mla, self._blocks = mla, blocks
+    def __init__(self, rows: RowsAttention, mla: Mla, blocks: Sequence[LatentProjections]) -> None:
+        self._rows, self._mla, self._blocks = rows, mla, blocks
+
+    def plan(self, rows: Rows) -> None:
+        self._rows.plan(rows)
 
     def run(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         mla, block = self._mla, self._blocks[layer]
-        entries = self._tiles.gather(layer, self._index, len(q))[:, :, 0]  # [rows, 1, tokens, latent]
         heads_first = q.transpose(0, 1)
         absorbed = torch.bmm(heads_first[..., : mla.nope_dim], block.up_k)  # [heads, rows, kv_lora_rank]
-        query = torch.cat([absorbed, heads_first[..., mla.nope_dim :]], dim=-1).transpose(0, 1)[:, None]
-        seen = functional.scaled_dot_product_attention(
-            query, entries, entries[..., : mla.kv_lora_rank], attn_mask=self._masks[self._windows[layer]], scale=mla.scale)
-        out.copy_(torch.bmm(seen[:, 0].transpose(0, 1), block.up_v.transpose(1, 2)).transpose(0, 1))
+        query = torch.cat([absorbed, heads_first[..., mla.nope_dim :]], dim=-1).transpose(0, 1).contiguous()
+        seen = torch.empty(len(q), q.shape[1], mla.kv_lora_rank, dtype=q.dtype)
+        self._rows.run(layer, query, seen)
+        out.copy_(torch.bmm(seen.transpose(0, 1), block.up_v.transpose(1, 2)).transpose(0, 1))
 
 
 class _LatentSegments:

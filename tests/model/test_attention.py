@@ -10,7 +10,7 @@ import torch
 
 from pdd.kv.layout import KvLayout
 from pdd.model.attention import TORCH_DTYPES, Batch, Rows, Segment
-from pdd.model.attn_torch import TorchAttention
+from pdd.model.attn_torch import Tiles, TorchAttention, TorchRowsAttention
 
 native = pytest.importorskip("pdd.model._attention", reason="the native attention kernel is not built")
 from pdd.model import attn_native  # noqa: E402
@@ -84,6 +84,28 @@ def test_equals_torch(shape: str, dtype: str, kernel: str, threads: int, monkeyp
         torch.testing.assert_close(fast, plain, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("heads", "latent", "rope", "page_size"), [(16, 512, 64, 16), (5, 32, 16, 7), (1, 16, 16, 1)])
+def test_latents_equal_torch(heads: int, latent: int, rope: int, page_size: int, dtype: str) -> None:
+    """One tile per token: keys whose first part is the value; heads that are no multiple of those done together."""
+    layout = KvLayout(2, NUM_PAGES, 1, page_size, latent + rope, dtype, tiles=1)
+    assert attn_native.supports_latents(layout, latent)
+    generator = torch.Generator().manual_seed(7)
+    kv = torch.randn(layout.shape, generator=generator).to(TORCH_DTYPES[dtype])
+    lengths = LENGTHS if page_size > 1 else (1, 2, 17, 256, 100)
+    rows = batch_of(layout, lengths).decode
+    q = torch.randn(len(lengths), heads, layout.head_dim, generator=generator).to(kv.dtype)
+    plain = TorchRowsAttention(layout, Tiles(layout, kv), heads, (0, 19), latent, 0.07)
+    fast = attn_native.NativeRowsAttention(layout, kv, heads, (0, 19), latent, 0.07)
+    tolerance = 1e-5 if dtype == "float32" else 0.04
+    for layer in range(2):
+        outs = [torch.empty(len(lengths), heads, latent, dtype=kv.dtype) for _ in range(2)]
+        for backend, out in zip((plain, fast), outs, strict=True):
+            backend.plan(rows)
+            backend.run(layer, q, out)
+        torch.testing.assert_close(outs[1], outs[0], atol=tolerance, rtol=tolerance)
+
+
 def test_large_scores_do_not_overflow() -> None:
     """Scores of 1e4 in the second chunk: what was summed before must shrink to nothing, not to NaN."""
     layout = KvLayout(1, 32, 1, 16, 16, "float32")
@@ -130,7 +152,8 @@ def test_a_table_that_leaves_the_region_is_refused(page: int, length: int, messa
         attention.plan(tables.ctypes.data, lens.ctypes.data, 2, 2)
 
 
-@pytest.mark.parametrize("changes", [{"head_dim": 24}, {"num_heads": 3, "num_kv_heads": 2}, {"page_size": 0}])
+@pytest.mark.parametrize("changes", [{"head_dim": 24}, {"num_heads": 3, "num_kv_heads": 2}, {"page_size": 0}, {"tiles": 3},
+                                     {"value_dim": 8, "tiles": 1}, {"value_dim": 32, "tiles": 1}, {"head_dim": 32, "value_dim": 16}])
 def test_other_geometries_are_refused(changes: dict[str, int]) -> None:
     fields = dict(num_heads=2, num_kv_heads=2, head_dim=16, page_size=16, num_pages=1, bf16=False, threads=1) | changes
     with pytest.raises(ValueError, match="multiple of 16"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.model.oracle import GENERATED, reference, text
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers' own
-NATIVE = importlib.util.find_spec("pdd.model._attention") is not None
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 DEEP_YARN = {**YARN, "factor": 40.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.8}
@@ -61,8 +59,8 @@ def test_greedy_tokens_equal_transformers(case: str, world: int, model_of: Any) 
     assert {counter.value for counter in harness.counters} == {harness.step_number * harness.layout.num_layers}
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "window" in case])
-def test_windows_of_the_plain_backend(case: str, model_of: Any) -> None:
+@pytest.mark.parametrize("case", [case for case in CASES if "window" in case or case.startswith("deepseek")])
+def test_the_plain_backend(case: str, model_of: Any) -> None:
     """The specification of the native kernels."""
     model, expected = model_of(case)
     harness = Harness(model, attention="torch")
