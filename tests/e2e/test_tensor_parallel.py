@@ -89,16 +89,36 @@ def test_ranks_that_a_model_does_not_divide_over_are_refused_before_anything_sta
     assert "Set engine.tp (--tp) to one of 1, 2, 4." in node.log
 
 
+def test_latents_and_experts_on_unequal_ranks(tmp_path: pathlib.Path, run_dir: pathlib.Path) -> None:
+    """DeepSeek: each rank has all of the compressed cache and some of the experts; two ranks to one, pages of 32 and 16."""
+    from pdd.model.demo import write_demo_model
+
+    model = write_demo_model(tmp_path / "model", "deepseek_v3")
+    b1 = Node("b1", "both", model, run_dir, sets=SETS)
+    p2 = Node("p2", "prefill", model, run_dir, sets=[*SETS, "engine.tp=2", "kv.page_size=32"])
+    d1 = Node("d1", "decode", model, run_dir, peers=[p2.peer_address], sets=SETS)
+    with started(b1, p2, d1):
+        for length in LENGTHS:
+            wanted = complete(b1.url, prompt_of(length, length), max_tokens=16)
+            assert complete(d1.url, prompt_of(length, length), max_tokens=16) == wanted, f"{length} tokens"
+        assert d1.wait_idle()["transfers"]["units_received"] > 0
+
+
+MODELS = {**{f"{heads}-kv-heads": dict(family="llama", num_kv_heads=heads) for heads in (8, 4, 2, 1)},
+          "latents": dict(family="deepseek_v3"), "experts": dict(family="qwen3_moe", num_kv_heads=4),
+          "window": dict(family="mistral", num_kv_heads=2)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("via", ["tcp", "local"])
 @pytest.mark.parametrize("pages", [(16, 16), (16, 32), (32, 16)])
-@pytest.mark.parametrize("num_kv_heads", [8, 4, 2, 1])
-def test_the_grid(tmp_path: pathlib.Path, run_dir: pathlib.Path, num_kv_heads: int, pages: tuple[int, int], via: str) -> None:
+@pytest.mark.parametrize("of", MODELS)
+def test_the_grid(tmp_path: pathlib.Path, run_dir: pathlib.Path, of: str, pages: tuple[int, int], via: str) -> None:
     """Prefillers of 1, 2 and 4 ranks, each with decoders of 1, 2 and 4; some requests are given up half-way, and at the end a
     prefiller loses a rank under load: no page stays behind."""
     from pdd.model.demo import write_demo_model
 
-    model = write_demo_model(tmp_path / "model", num_heads=8, num_kv_heads=num_kv_heads, head_dim=16)
+    model = write_demo_model(tmp_path / "model", num_heads=8, head_dim=16, **MODELS[of])
     sets = [*SETS, f"fabric.local={'auto' if via == 'local' else 'off'}"]
     b1 = Node("b1", "both", model, run_dir, sets=sets)
     with started(b1):
