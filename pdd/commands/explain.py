@@ -119,4 +119,6 @@ def _step(step: dict[str, Any]) -> str:
 
 
 def _at(seconds: float) -> str:
-    return f"{'-' if seconds < 0 else '+'}{show_duration(abs(seconds))}"
+    """A place in time, to the millisecond however late it is."""
+    size = abs(seconds)
+    return f"{'-' if seconds < 0 else '+'}{show_duration(size) if size < 1 else f'{size:.3f}s'}"

@@ -84,10 +84,12 @@ class _Story:
         return tuple(self._step(change) for change in sorted(found, key=lambda change: change.at))
 
     def _step(self, change: Change) -> schema.ExplainStep:
-        facts = change.facts
+        facts, attempt = change.facts, change.facts.attempt
+        if attempt is None and change.kind == "attempt":  # it begins, and knows nothing but its number
+            attempt = int(change.ident.rpartition("/")[2])
         return schema.ExplainStep(
             at_seconds=change.at - self.received, kind=change.kind, of=change.ident, before=change.before,
-            state=change.after, why=change.why or None, peer=facts.peer or None, attempt=facts.attempt, key=facts.key,
+            state=change.after, why=change.why or None, peer=facts.peer or None, attempt=attempt, key=facts.key,
             units=facts.units, step=facts.step,
         )
 

@@ -16,7 +16,7 @@ from pdd.fabric.types import FlightLayer, FlightPlan
 from pdd.messenger.ports import FlightPort
 from pdd.messenger.status import JobDone
 
-_MOST_CELLS = 2048  # of a document: neighbouring layers are told as one beyond that
+_MOST_CELLS = 1024  # of a document: neighbouring layers are told as one beyond that
 _log = logging.getLogger(__name__)
 
 

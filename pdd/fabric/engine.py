@@ -76,5 +76,10 @@ def _flight_plan(
 ) -> FlightPlan:
     return FlightPlan(
         transfer, key, src_region, dst_region, first_value, num_layers, units, armed,
-        tuple(FlightLayer(*layer[:-3], *map(tuple, layer[-3:])) for layer in layers),  # the last three are lists
+        tuple(_flight_layer(*layer) for layer in layers),
     )
+
+
+def _flight_layer(layer: int, *known: Any) -> FlightLayer:
+    *numbers, nics, failed, in_flight = known
+    return FlightLayer(layer, *numbers, tuple(nics), tuple(failed), tuple(in_flight))

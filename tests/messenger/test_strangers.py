@@ -201,7 +201,7 @@ async def test_a_node_from_before_ranges_is_a_node_of_one_version() -> None:
     async with running() as rig:
         p = await rig.prefiller(versions=Range(1, 7))
         stream = await _admitted(rig, p.port)
-        await until(lambda: [link.version for link in p.prefiller.listener.links] == [1])
+        await until(lambda: [link.version for link in p.prefiller.listener.links] == [PROTOCOL_VERSION])
         stream.send(a_request())
         await until(lambda: p.prefiller.counters.whole == 1)
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -67,6 +68,19 @@ def test_the_waterfall(width: int, height: int) -> None:
     assert "exposed 5.1ms" in shown
     assert "hidden 89% of the transfer" in shown
     check_frame(f"waterfall-{width}x{height}", shown)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_recorded_waterfall(width: int, height: int) -> None:
+    """Of a real prefiller: 1,300 tokens in steps of 512, 30 layers."""
+    document = json.loads((Path(__file__).parent / "waterfall.json").read_text())
+    assert {cell["chunk"] for cell in document["cells"]} == {0, 1, 2}
+    line = {"type": "delta", "docs": {"waterfall": document}}
+    shown = text(scene_of([*streams.lines(2), {**line, "ts": 0.0, "ts_mono": 102.0}], view=View(
+        tab="requests", waterfall=document["id"])), width, height)
+    assert f"{document['tokens']} tokens" in shown
+    assert "hidden" in shown
+    check_frame(f"recorded-waterfall-{width}x{height}", shown)
 
 
 # -- what is missing ---------------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def test_ranks_are_one_cell_and_many_layers_are_told_together() -> None:
     many = [plan(1 + chunk * 100, 10.0 + chunk, *(layer(n, 10.0 + chunk + n / 200, 12.0 + chunk) for n in range(100)))
             for chunk in range(50)]
     made = document(JOB, many)
-    assert len(made.cells) <= 2048
-    assert max(cell.layer for cell in made.cells) >= 96
+    assert len(made.cells) <= 1024
+    assert max(cell.layer for cell in made.cells) >= 95
 
 
 def test_the_screen_draws_it() -> None:
