@@ -73,7 +73,8 @@ def _attempt(attempt: schema.ExplainAttempt) -> str:
         return head
     on_the_way = attempt.push.ok_units - attempt.arrived_units
     if not attempt.push.lacks and on_the_way > 0 and attempt.push.ok_units == attempt.push.units:
-        return f"{head}; {attempt.peer} wrote all, and {counted(on_the_way, 'unit')} have not arrived: on the way, or lost by a NIC"
+        missing = counted(on_the_way, "unit")
+        return f"{head}; {attempt.peer} wrote all, and {missing} have not arrived: on the way, or lost by a NIC"
     return f"{head}; {attempt.peer} {attempt.push.state}: {_push(attempt.push)}"
 
 
