@@ -94,6 +94,12 @@ def _required_provider(text: str) -> str:
     return _provider(text) if text else text
 
 
+def _compatible(text: str) -> str:
+    if text != "vllm":
+        raise ValueError(f"{text!r} is none whose names pdd knows (vllm)")
+    return text
+
+
 _DURATION = TextForm("duration", units.parse_duration, units.format_duration)
 _SIZE = TextForm("size", units.parse_size, units.format_size)
 Duration = Annotated[
@@ -107,6 +113,7 @@ OptionalListenAddress = Annotated[str, AfterValidator(_optional_listen_address)]
 PeerAddress = Annotated[str, AfterValidator(_peer_address)]
 Strings = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 PeerAddresses = Annotated[tuple[PeerAddress, ...], BeforeValidator(_tuple)]
+CompatNames = Annotated[tuple[Annotated[str, AfterValidator(_compatible)], ...], BeforeValidator(_tuple)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
@@ -272,6 +279,21 @@ class Api(Section):
         description="File with API keys, one a line. A bare name is a systemd credential. "
         "Needed when the port is not loopback.",
     )
+    tls_cert: str = Field(
+        default="",
+        description="File with the certificate chain, PEM; the port then speaks HTTPS alone. "
+        "A bare name is a systemd credential.",
+    )
+    tls_key: str = Field(default="", description="File with the key of api.tls_cert, PEM, without a passphrase.")
+
+
+class Metrics(Section):
+    """What Prometheus scrapes at /metrics of the HTTP port."""
+
+    compat: CompatNames = Field(
+        default=(),
+        description='Whose names are written beside pdd\'s own, for routers and dashboards: ["vllm"].',
+    )
 
 
 class Control(Section):
@@ -341,6 +363,7 @@ class Config(Section):
     fabric: Fabric = Fabric()
     peers: Peers = Peers()
     api: Api = Api()
+    metrics: Metrics = Metrics()
     control: Control = Control()
     log: Log = Log()
     drain: Drain = Drain()

@@ -20,7 +20,7 @@ from pydantic import SecretStr, ValidationError
 
 from pdd import config_sources as sources
 from pdd.address import parse_address
-from pdd.config import Config, all_fields, sections, text_form, values
+from pdd.config import Api, Config, all_fields, sections, text_form, values
 from pdd.config_sources import Origin, Problem, Setting
 from pdd.errors import ConfigError
 from pdd.units import counted
@@ -319,6 +319,8 @@ def _cross_checks(
             f"{config.api.listen} is not loopback: clients must have a key; set api.api_keys_credential",
             "api.api_keys_credential",
         )
+    if config.api.tls_key and not config.api.tls_cert:
+        report("api.tls_key", "is the key of no certificate: set api.tls_cert", "api.tls_cert")
     required, wanted = config.fabric.require, config.fabric.provider
     if required and wanted not in ("auto", required):
         report("fabric.require", f"{required} is required and fabric.provider asks for {wanted}: no start can have both",
@@ -354,6 +356,12 @@ def credential_path(name: str, env: Mapping[str, str] | None = None) -> Path:
     """The file of a credential: a path, or a bare name that LoadCredential= put under $CREDENTIALS_DIRECTORY."""
     directory = (os.environ if env is None else env).get("CREDENTIALS_DIRECTORY")
     return Path(directory) / name if directory and "/" not in name else Path(name)
+
+
+def tls_files(api: Api) -> tuple[Path, Path | None] | None:
+    """Certificate and key of the HTTP port, or None without TLS."""
+    key = credential_path(api.tls_key) if api.tls_key else None
+    return (credential_path(api.tls_cert), key) if api.tls_cert else None
 
 
 def read_credential(name: str, key: str, env: Mapping[str, str] | None = None) -> tuple[SecretStr, ...]:

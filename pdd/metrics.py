@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pdd.metrics_vllm import WithVllmNames
+
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second time series per counter that nothing reads
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,9 +28,14 @@ FAILURE_REASONS = ("no_prefiller", "refused", "failed", "cancelled", "stalled", 
 PROVIDERS = ("efa", "verbs", "tcp")
 FALLBACKS = ("prefiller", "local", "error")  # where a request goes whose remote attempt failed
 
-_LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-# An RDMA write of a layer takes tens of microseconds; a long prompt over tcp takes seconds.
+# A step of a small model on a GPU, and the wait of a request at an idle node, take a part of a millisecond.
+_LATENCY_BUCKETS = (
+    100e-6, 250e-6, 500e-6, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120,
+)  # fmt: skip
+# An RDMA write of a layer takes microseconds; a long prompt over tcp takes seconds.
 _TRANSFER_BUCKETS = (
+    10e-6,
+    25e-6,
     50e-6,
     100e-6,
     250e-6,
@@ -207,9 +214,11 @@ class Metrics:
         model: str = "",
         version: str = "",
         peers: Sequence[str] = (),
+        compat: Sequence[str] = (),
     ) -> None:
-        """`peers`: the addresses that are dialled."""
+        """`peers`: the addresses that are dialled. `compat`: whose names are written beside ours ("vllm")."""
         self.registry = CollectorRegistry()
+        self._written: Collector = WithVllmNames(self.registry, model) if "vllm" in compat else self.registry
         self._source: Callable[[], Snapshot] = Snapshot
         self.registry.register(SnapshotCollector(lambda: self._source(), peers))
         Gauge(
@@ -266,4 +275,4 @@ class Metrics:
 
     def text(self) -> str:
         """All metrics in the Prometheus text format (CONTENT_TYPE)."""
-        return generate_latest(self.registry).decode()
+        return generate_latest(self._written).decode()

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,8 +33,10 @@ _DEAD_PEER_SECONDS = 60  # unacknowledged data or silence to keep-alive probes f
 class ApiServer:
     """One server; `serve` runs once. Owner: main loop."""
 
-    def __init__(self, app: ASGIApp, sockets: Sequence[socket.socket], stop: asyncio.Event) -> None:
-        """`sockets`: bound, listening or not; the server closes them. `stop`: the same event that the app got."""
+    def __init__(
+        self, app: ASGIApp, sockets: Sequence[socket.socket], stop: asyncio.Event, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`sockets`: bound, listening or not; the server closes them. `stop`: the same event that the app got. `tls`: HTTPS."""
         self._sockets = list(sockets)
         self._stop = stop
         config = uvicorn.Config(
@@ -45,6 +48,7 @@ class ApiServer:
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=0,  # replaced by stop()
+            ssl_context_factory=None if tls is None else lambda config, default: tls,
         )
         self._server = _Server(config)
         logging.getLogger("uvicorn.access").addFilter(_not_a_probe)

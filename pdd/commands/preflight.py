@@ -1,5 +1,5 @@
-"""What the settings name on this machine, looked at before anything starts: model folder, credential files, libfabric,
-NICs, group. `serve` refuses what is wrong, `config check` prints it.
+"""What the settings name on this machine, looked at before anything starts: model folder, credential files, certificate,
+libfabric, NICs, group. `serve` refuses what is wrong, `config check` prints it.
 
 Reads names, headers and modes, opens no device and listens nowhere. A setting that is itself wrong is not looked at: it
 comes here with its default.
@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pdd.config import Config
-from pdd.config_load import ConfigProblems, Origins, credential_path, read_credential, reading_order
+from pdd.api.tls import server_context
+from pdd.config import Api, Config
+from pdd.config_load import ConfigProblems, Origins, credential_path, read_credential, reading_order, tls_files
 from pdd.config_sources import Origin, Problem
 from pdd.errors import ConfigError, ModelError
 from pdd.model.config import load_config
@@ -54,6 +55,7 @@ def problems(config: Config, origins: Origins, *, demo: bool = False, starting: 
     for key, name in (("peers.token_credential", config.peers.token_credential),
                       ("api.api_keys_credential", config.api.api_keys_credential)):
         _look_at_credential(key, name, starting, report)
+    _look_at_certificate(config.api, starting, report)
     if config.fabric.library:
         _look_at_library(config.fabric.library, report)
     for index, place in enumerate(config.fabric.bind):
@@ -113,6 +115,23 @@ def _look_at_credential(key: str, name: str, starting: bool, report: _Report) ->
     if mode & (stat.S_IROTH | stat.S_IWOTH):
         may = "read" if mode & stat.S_IROTH else "written"
         report(key, f"{path} can be {may} by every user (mode {mode:04o})", "`chmod 600` it.", warning=True)
+
+
+def _look_at_certificate(api: Api, starting: bool, report: _Report) -> None:
+    files = tls_files(api)
+    if files is None:
+        return
+    by_systemd = "/" not in api.tls_cert or "/" not in (api.tls_key or "/")
+    if by_systemd and "CREDENTIALS_DIRECTORY" not in os.environ and not starting:
+        return
+    try:
+        server_context(*files)
+    except ConfigError as error:
+        report("api.tls_cert", error.message, error.hint)
+        return
+    secret = files[1] or files[0]
+    if stat.S_IMODE(secret.stat().st_mode) & stat.S_IROTH:
+        report("api.tls_key", f"{secret} can be read by every user", "`chmod 600` it.", warning=True)
 
 
 def _look_at_library(path: str, report: _Report) -> None:

@@ -313,6 +313,18 @@ def version(ctx: typer.Context) -> None:
     run(ctx.obj)
 
 
+@app.command(cls=_Command)
+def completion(
+    shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> None:
+    """Print the script that makes a shell complete pdd's words."""
+    from pdd.commands.completion import script
+
+    if shell not in ("bash", "zsh", "fish"):
+        raise UsageError(f'"{shell}" is none of bash, zsh, fish')
+    print(script(shell), end="")
+
+
 @config_app.command("check", cls=_Command, epilog=_also("-c FILE", "--json"))
 def config_check(
     ctx: typer.Context,

@@ -26,6 +26,7 @@ from pdd.address import parse_address
 from pdd.api.app import ApiSettings, create_app
 from pdd.api.server import ApiServer
 from pdd.api.service import Limits
+from pdd.api.tls import server_context
 from pdd.config import Config
 from pdd.control import paths
 from pdd.control.schema import RateWindows
@@ -116,7 +117,7 @@ class Node:
         self.ledger = Ledger(time.monotonic, keep_prompts=config.debug.show_prompts)
         self.metrics = Metrics(
             name=config.node.name, role=config.node.role, model=self.model_name, version=self.version,
-            peers=config.peers.static,
+            peers=config.peers.static, compat=config.metrics.compat,
         )
         self.latencies = Latencies.new(time.monotonic)
         self.meter = Meter(self.metrics, self.ledger, self.latencies)
@@ -166,6 +167,7 @@ class Node:
         keys = config_load.read_credential(config.api.api_keys_credential, "api.api_keys_credential")
         token = config_load.read_credential(config.peers.token_credential, "peers.token_credential")
         self._token = token[0].get_secret_value().encode() if token else None
+        tls = config_load.tls_files(config.api)
         sockets = ControlSockets.bind(self._run_dir, config.node.name, config.control.group)
         self._control = ControlServer(self.documents, sockets)
         api_socket = bind_tcp(config.api.listen, "api.listen")
@@ -177,7 +179,7 @@ class Node:
             api_keys=tuple(key.get_secret_value() for key in keys),
         )
         app = create_app(self._service, settings, stop=stop, serve_generation=config.node.role != "prefill")
-        self._api = ApiServer(app, [api_socket], stop)
+        self._api = ApiServer(app, [api_socket], stop, server_context(*tls) if tls else None)
         self._api_task = asyncio.create_task(self._api.serve(), name="api")
         await self._control.start()
         await self._api.started()

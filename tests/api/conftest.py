@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,13 +50,14 @@ class Node:
 
 @asynccontextmanager
 async def running(
-    service: FakeService, settings: ApiSettings = SETTINGS, *, serve_generation: bool = True, key: str = "none"
+    service: FakeService, settings: ApiSettings = SETTINGS, *, serve_generation: bool = True, key: str = "none",
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Node]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # its connections inherit it; soon full if nobody reads
     stop = asyncio.Event()
     app = create_app(service, settings, stop=stop, serve_generation=serve_generation)
-    server = ApiServer(app, [sock], stop)
+    server = ApiServer(app, [sock], stop, tls)
     port = sock.getsockname()[1]
     serving = asyncio.create_task(server.serve())
     await server.started()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    ("errors", "findings", "history", "address", "config", "config_sources", "config_load", "units", "metrics", "log", "log_ring", "memfd",
+    ("errors", "findings", "history", "address", "config", "config_sources", "config_load", "units", "metrics", "metrics_vllm", "log",
+     "log_ring", "memfd",
      "sdnotify", "states", "version"),
     ("topology",),
     ("fabric", "kv"),

@@ -13,6 +13,7 @@ from pdd import errors, findings, metrics
 from pdd.control import app, events, schema, server
 from pdd.engine.request import FinishReason, RequestState
 from pdd.metrics import FAILURE_REASONS, FALLBACKS, OUTCOMES, PAGE_STATES, Metrics, Snapshot
+from pdd.metrics_vllm import NAMES
 from tests.control.fake_daemon import FakeSource
 from tests.tree.imports import ROOT, modules
 
@@ -103,6 +104,14 @@ def test_the_values_of_a_label_are_in_the_page(name: str, values: tuple[str, ...
     _, text = entries("pdd-metrics.7", r"Cm (pdd_\w+) Bq (.*)")[name]
     lines = re.findall(r"^\.(?:Pq )?Li (.*)$", text, re.M)
     assert {word for line in lines for word in re.findall(r"\w+", line)} == set(values)
+
+
+def test_the_names_of_vllm_are_in_the_page() -> None:
+    page = re.findall(r"^\.It Li (pdd_\w+) Ta Li (vllm:\w+)$", (MAN / "pdd-metrics.7").read_text(), re.M)
+    counters = {name.removesuffix("_total") for name, rest in families().items() if rest.startswith("counter")}
+    assert dict(page) == {
+        ours + suffix: theirs + suffix for ours, theirs in NAMES.items() for suffix in ["_total" if ours in counters else ""]
+    }
 
 
 # -- pdd(1): the words of `pdd requests` -------------------------------------------------------------------------------
