@@ -76,10 +76,5 @@ def _flight_plan(
 ) -> FlightPlan:
     return FlightPlan(
         transfer, key, src_region, dst_region, first_value, num_layers, units, armed,
-        tuple(_flight_layer(*layer) for layer in layers),
+        tuple(FlightLayer(*layer[:-3], *map(tuple, layer[-3:])) for layer in layers),  # the last three are lists
     )
-
-
-def _flight_layer(layer: int, *known: Any) -> FlightLayer:
-    *numbers, nics, failed, in_flight = known
-    return FlightLayer(layer, *numbers, tuple(nics), tuple(failed), tuple(in_flight))
