@@ -157,7 +157,7 @@ def explain(
     ctx: typer.Context,
     request_id: Annotated[str, typer.Argument(metavar="ID", help="Of a live or lately ended request; its beginning will do.")],
 ) -> None:
-    """Why a request hangs, failed, or took its time: its whole story."""
+    """Why a request hangs, failed or took its time: its story."""
     from pdd.commands.explain import explain as run
 
     run(ctx.obj, request_id)
@@ -414,7 +414,7 @@ def plan_transfer(
         float, typer.Option("--gbit", metavar="X", min=1e-3, help="Of one rank's NICs, at both ends, in Gbit/s.")
     ] = 400.0,
 ) -> None:
-    """Who writes what to whom, in how many writes, how long it takes and how much of that shows."""
+    """Who writes what to whom, in how many writes, how long it shows."""
     from pdd.commands.plan import transfer
 
     raise typer.Exit(transfer(ctx.obj, model, source, destination, tokens=tokens, skip=skip, chunk=chunk, tflops=tflops,
