@@ -122,6 +122,7 @@ def test_a_stopped_prefiller_is_named_with_what_is_missing_and_leaves_a_dump_and
             p0.signal(signal.SIGSTOP)
             [attempt] = live["attempts"]
             assert attempt["push"]["state"] == "pushing"
+            assert attempt["push"]["chunks"] > 0
             assert {lack["what"] for lack in attempt["push"]["lacks"]} <= {"not computed", "not posted", "in flight"}
             assert own["computed_tokens"] >= attempt["push"]["computed_tokens"]
             text = pdd(d0, "explain", row["id"])

@@ -294,6 +294,16 @@ def test_what_is_kept_is_bounded() -> None:
     assert max(len(samples) for samples in node.trends.values()) <= 40
 
 
+def test_a_waterfall_is_told_by_what_changed_of_it() -> None:
+    node = NodeState()
+    head = {"ts": 5.0, "ts_mono": 0.0}
+    node.apply({"type": "snapshot", **head, "boot_id": "b", "docs": {"waterfall": {"id": "", "peer": None, "cells": []}}}, 0.0)
+    assert node.waterfalls == {}
+    node.apply({"type": "delta", **head, "docs": {"waterfall": {"id": "r1", "peer": "p0", "cells": [1]}}}, 1.0)
+    node.apply({"type": "delta", **head, "docs": {"waterfall": {"id": "r2", "cells": [2]}}}, 2.0)
+    assert node.waterfalls == {"r1": {"id": "r1", "peer": "p0", "cells": [1]}, "r2": {"id": "r2", "peer": "p0", "cells": [2]}}
+
+
 def test_records_that_come_again_are_kept_once_and_a_restart_is_noted() -> None:
     node = NodeState()
     def snapshot(boot: str) -> dict[str, Any]:
