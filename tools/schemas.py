@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 from pdd.bench import result as bench  # noqa: E402
 from pdd.commands import documents as printed  # noqa: E402
 from pdd.control import schema as api  # noqa: E402
+from pdd.control import stories  # noqa: E402
 from pdd.kv import dry_run  # noqa: E402
 
 DOCUMENTS: dict[str, Any] = {
@@ -31,8 +32,8 @@ DOCUMENTS: dict[str, Any] = {
     "reload": api.Reload,
     "stacks": api.Stacks,
     "waterfall": api.Waterfall,
-    "explain": api.Explain,
-    "flight": api.Flight,
+    "explain": stories.Explain,
+    "flight": stories.Flight,
     "version": api.Version | printed.Versions,
     "events": api.EventLine,
     "problem": api.Problem,

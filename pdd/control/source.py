@@ -6,8 +6,6 @@ from typing import Any, Protocol
 
 from pdd.control.schema import (
     Cancelled,
-    Explain,
-    Flight,
     Logs,
     Peers,
     Reload,
@@ -18,6 +16,7 @@ from pdd.control.schema import (
     TransferList,
     Waterfall,
 )
+from pdd.control.stories import Explain, Flight
 
 
 class StatusSource(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pdd import config_load, log_ring, metrics
-from pdd.control import schema
+from pdd.control import schema, stories
 from pdd.daemon import explain, flight, request_ids, request_rows, stacks
 from pdd.daemon.latency import WINDOW_SECONDS
 from pdd.daemon.ledger import Entry
@@ -148,14 +148,14 @@ class Documents:
             counts[row.state] = counts.get(row.state, 0) + 1
         return schema.Requests(counts=counts, requests=tuple(msgspec.structs.replace(r, prompt=None) for r in rows))
 
-    async def explain(self, wanted: str) -> schema.Explain:
+    async def explain(self, wanted: str) -> stories.Explain:
         return await explain.explain(self._node, self.request(wanted).id)
 
     def waterfall(self) -> schema.Waterfall:
         fabric = self._node.fabric
         return self._node.waterfalls.latest(None if fabric is None else fabric.flight)
 
-    async def flight(self) -> schema.Flight:
+    async def flight(self) -> stories.Flight:
         return await flight.document(self._node, "it was asked for")
 
     def request(self, wanted: str) -> schema.Request:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from pdd.control import schema
+from pdd.control import stories
 
 MOST_FILES = 8
 LEAST_PAUSE = 60.0  # seconds between two dumps for deadlines
@@ -54,7 +54,7 @@ class Dumps:
         self._last = now
         return True
 
-    def write(self, picture: schema.Flight, request_id: str = "") -> Path | None:
+    def write(self, picture: stories.Flight, request_id: str = "") -> Path | None:
         """Any thread. None, and a line in the log, when it cannot be written."""
         try:
             path = write(self._folder, picture)
@@ -68,14 +68,14 @@ class Dumps:
                 self._about.pop(next(iter(self._about)))
         return path
 
-    def write_soon(self, picture: schema.Flight, request_id: str = "") -> threading.Thread:
+    def write_soon(self, picture: stories.Flight, request_id: str = "") -> threading.Thread:
         """The same on a thread of its own."""
         thread = threading.Thread(target=self.write, args=(picture, request_id), name="flight dump", daemon=True)
         thread.start()
         return thread
 
 
-def write(folder: Path, picture: schema.Flight) -> Path:
+def write(folder: Path, picture: stories.Flight) -> Path:
     """Raises OSError. The oldest files of this instance beyond `MOST_FILES` are removed."""
     body = msgspec.json.encode(picture)
     if len(body) > _MOST_BYTES:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from pdd.control import schema
+from pdd.control import stories
 from pdd.daemon import verdicts
 from pdd.daemon.ledger import Entry
 from pdd.fabric.types import Arrivals
@@ -30,7 +30,7 @@ _LINK_SECONDS = 10.0  # changes of a link that long after the end of a request s
 _MOST_ASKED = 4  # attempts of one request that prefillers are asked about, the latest
 
 
-async def explain(node: Node, request_id: str) -> schema.Explain:
+async def explain(node: Node, request_id: str) -> stories.Explain:
     """Of a request that `Documents.request` knows by that id."""
     entry = node.ledger.find(request_id)
     row = node.documents.request(request_id)
@@ -44,13 +44,13 @@ async def explain(node: Node, request_id: str) -> schema.Explain:
             pushes = [push_that_ended(entry.job)]
         ids = [job.request_id for job in jobs] or ([entry.job.job_id] if entry is not None and entry.job else [])
         push = await _own_push(node, pushes[0]) if pushes else None
-        attempts: tuple[schema.ExplainAttempt, ...] = ()
+        attempts: tuple[stories.ExplainAttempt, ...] = ()
     else:
         ids, push = [request_id], None
         attempts = await _attempts(node, request_id, entry, story)
     changes = story.changes(ids, {row.peer, *(each.peer for each in attempts)}, entry)
     over = row.state == "finished"
-    made = schema.Explain(
+    made = stories.Explain(
         id=request_id, node=node.config.node.name, role=node.config.node.role, kind=row.kind, state=row.state, over=over,
         verdict="", age_seconds=row.age_seconds, client_request_id=row.client_request_id, reason=row.reason,
         error=(entry.error or None) if entry is not None else None, prompt_tokens=row.prompt_tokens,
@@ -73,7 +73,7 @@ class _Story:
 
     def changes(
         self, ids: Sequence[str], peers: set[str | None], entry: Entry | None
-    ) -> tuple[schema.ExplainStep, ...]:
+    ) -> tuple[stories.ExplainStep, ...]:
         """Of the request and what belongs to it, and of the links that it went over meanwhile, in the order of time."""
         until = self.now if entry is None or entry.finished is None else entry.finished + _LINK_SECONDS
         found = [change for request_id in ids for change in self._history.story(request_id)]
@@ -83,11 +83,11 @@ class _Story:
         ]
         return tuple(self._step(change) for change in sorted(found, key=lambda change: change.at))
 
-    def _step(self, change: Change) -> schema.ExplainStep:
+    def _step(self, change: Change) -> stories.ExplainStep:
         facts, attempt = change.facts, change.facts.attempt
         if attempt is None and change.kind == "attempt":  # it begins, and knows nothing but its number
             attempt = int(change.ident.rpartition("/")[2])
-        return schema.ExplainStep(
+        return stories.ExplainStep(
             at_seconds=change.at - self.received, kind=change.kind, of=change.ident, before=change.before,
             state=change.after, why=change.why or None, peer=facts.peer or None, attempt=attempt, key=facts.key,
             units=facts.units, step=facts.step,
@@ -95,23 +95,23 @@ class _Story:
 
 
 # -- a prefiller ---------------------------------------------------------------------------------------------------------
-async def _own_push(node: Node, push: Push) -> schema.ExplainPush:
+async def _own_push(node: Node, push: Push) -> stories.ExplainPush:
     fabric = node.fabric
     assert fabric is not None  # it has jobs
     nobody = wire.ExplainRequest(ask=0, attempt=0)
     return _push(await explained(nobody, push, fabric.flight, fabric.regions, time.monotonic))
 
 
-def _push(answer: wire.ExplainAnswer) -> schema.ExplainPush:
+def _push(answer: wire.ExplainAnswer) -> stories.ExplainPush:
     """Words of a peer, made fit for a terminal."""
-    return schema.ExplainPush(
+    return stories.ExplainPush(
         state=answer.state, state_seconds=answer.state_seconds, why=wire.one_line(answer.why) or None,
         queue_seconds=answer.queue_seconds, compute_seconds=answer.compute_seconds, send_seconds=answer.send_seconds,
         exposed_seconds=answer.exposed_seconds, tokens=answer.tokens, computed_tokens=answer.computed_tokens,
         units=answer.units, ok_units=answer.ok_units, failed_units=answer.failed_units,
         unknown_units=answer.unknown_units, chunks=answer.steps,
         lacks=tuple(
-            schema.ExplainLack(
+            stories.ExplainLack(
                 what=lack.what, chunk=lack.chunk, first_layer=lack.first_layer, last_layer=lack.last_layer,
                 from_rank=lack.from_rank, to_rank=lack.to_rank, nic=lack.nic or None, units=lack.units,
                 seconds=lack.seconds,
@@ -125,7 +125,7 @@ def _push(answer: wire.ExplainAnswer) -> schema.ExplainPush:
 # -- a decoder -----------------------------------------------------------------------------------------------------------
 async def _attempts(
     node: Node, request_id: str, entry: Entry | None, story: _Story
-) -> tuple[schema.ExplainAttempt, ...]:
+) -> tuple[stories.ExplainAttempt, ...]:
     """The oldest first. Their prefillers are asked at once, about the latest ones."""
     live = [each for each in node.view.attempts() if each.request_id == request_id]
     in_hand = {each.attempt for each in live}
@@ -138,7 +138,7 @@ async def _attempts(
     return tuple(said.get(each.attempt, each) for each in found)
 
 
-async def _ask(node: Node, attempt: schema.ExplainAttempt) -> schema.ExplainAttempt:
+async def _ask(node: Node, attempt: stories.ExplainAttempt) -> stories.ExplainAttempt:
     assert node.decoder is not None
     answer = await node.decoder.ask_about(attempt.attempt, attempt.peer or "")
     if isinstance(answer, str):
@@ -153,16 +153,16 @@ def _arrivals(node: Node, key: int | None) -> Arrivals | None:
     return None if key is None or node.fabric is None else node.fabric.fabric.read_arrivals(key)
 
 
-def _in_hand(attempt: AttemptStatus, arrivals: Arrivals | None, story: _Story) -> schema.ExplainAttempt:
-    return schema.ExplainAttempt(
+def _in_hand(attempt: AttemptStatus, arrivals: Arrivals | None, story: _Story) -> stories.ExplainAttempt:
+    return stories.ExplainAttempt(
         attempt=attempt.attempt, peer=attempt.peer or None, key=attempt.key, state=attempt.state,
         state_seconds=attempt.age_seconds, why=attempt.why or None, expected_units=attempt.expected_units,
         arrived_units=attempt.arrived_units, fence_error=attempt.fence_error or None, **_when(arrivals, story),
     )
 
 
-def _ended(done: AttemptDone, arrivals: Arrivals | None, story: _Story) -> schema.ExplainAttempt:
-    return schema.ExplainAttempt(
+def _ended(done: AttemptDone, arrivals: Arrivals | None, story: _Story) -> stories.ExplainAttempt:
+    return stories.ExplainAttempt(
         attempt=done.attempt, peer=done.peer or None, key=done.key, state="whole" if done.whole else done.reason,
         state_seconds=story.now - done.finished, why=done.why or None, expected_units=done.expected_units,
         arrived_units=done.units, via=done.via or None, **_when(arrivals, story),
@@ -174,7 +174,7 @@ def _when(arrivals: Arrivals | None, story: _Story) -> dict[str, Any]:
     if arrivals is None:
         return {}
     marks = [
-        schema.ExplainMark(units=min((place + 1) * arrivals.units_per_mark, arrivals.expected),
+        stories.ExplainMark(units=min((place + 1) * arrivals.units_per_mark, arrivals.expected),
                            at_seconds=at - story.received)
         for place, at in enumerate(arrivals.marks) if at is not None
     ]
@@ -185,11 +185,11 @@ def _when(arrivals: Arrivals | None, story: _Story) -> dict[str, Any]:
     }
 
 
-def _pages(node: Node, ids: Sequence[str], now: float) -> tuple[schema.ExplainPages, ...]:
+def _pages(node: Node, ids: Sequence[str], now: float) -> tuple[stories.ExplainPages, ...]:
     """What is held for it now."""
     snapshot = node.view.snapshot
     return tuple(
-        schema.ExplainPages(
+        stories.ExplainPages(
             holder="request" if row.kind != "attempt" else "an attempt that is not settled", state=row.state,
             pages=row.pages, seconds=now - row.state_since,
         )
@@ -198,7 +198,7 @@ def _pages(node: Node, ids: Sequence[str], now: float) -> tuple[schema.ExplainPa
     )
 
 
-def _ttft(entry: Entry | None, attempts: Sequence[schema.ExplainAttempt]) -> schema.ExplainTtft | None:
+def _ttft(entry: Entry | None, attempts: Sequence[stories.ExplainAttempt]) -> stories.ExplainTtft | None:
     """Only of what clients wait for."""
     if entry is None or entry.kind != "generate":
         return None
@@ -207,7 +207,7 @@ def _ttft(entry: Entry | None, attempts: Sequence[schema.ExplainAttempt]) -> sch
     asks = [done.asked for done, _ in entry.tries if done.asked is not None]
     first_asked = min(asks, default=None)
     remote = entry.whole is not None
-    return schema.ExplainTtft(
+    return stories.ExplainTtft(
         total_seconds=_between(entry.received, entry.first_token), queue_seconds=_between(entry.received, entry.started),
         reserve_seconds=_between(entry.started, first_asked),
         failed_attempts_seconds=_between(first_asked, entry.asked) if len(asks) > 1 else None,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from pdd.control import schema
+from pdd.control import stories
 from pdd.daemon import stacks
 from pdd.fabric.types import Caps, FlightLayer, FlightPlan
 from pdd.messenger.explain import nic_name
@@ -50,7 +50,7 @@ class FlightReader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-async def document(node: Node, why: str) -> schema.Flight:
+async def document(node: Node, why: str) -> stories.Flight:
     """All of it, with where the threads are."""
     plans: Sequence[FlightPlan] = ()
     unknown = None
@@ -64,35 +64,36 @@ async def document(node: Node, why: str) -> schema.Flight:
     return picture(node, why, plans, unknown)
 
 
-def picture(node: Node, why: str, plans: Sequence[FlightPlan], unknown: str | None) -> schema.Flight:
+def picture(node: Node, why: str, plans: Sequence[FlightPlan], unknown: str | None) -> stories.Flight:
     """All of it but the writes, which are given."""
     names = () if node.fabric is None else node.fabric.flight.nic_names
-    return schema.Flight(
+    return stories.Flight(
         name=node.config.node.name, role=node.config.node.role, boot_id=node.boot_id, version=node.version, why=why,
         ts=time.time(), ts_mono=time.monotonic(), changes=tuple(map(_change, node.history.latest(_MOST_CHANGES))),
         plans=tuple(_plan(plan, names) for plan in plans), plans_unknown=unknown,
-        requests=node.documents.requests().requests or (), stacks=stacks.document(),
+        requests=node.documents.requests().requests or (),
+        stacks=stacks.document() if node.config.debug.allow_stacks else None,
     )
 
 
-def _change(change: Change) -> schema.FlightChange:
+def _change(change: Change) -> stories.FlightChange:
     facts = change.facts
-    return schema.FlightChange(
+    return stories.FlightChange(
         at=change.at, kind=change.kind, of=change.ident, before=change.before, state=change.after, why=change.why,
         peer=facts.peer, attempt=facts.attempt, key=facts.key, units=facts.units, step=facts.step,
     )
 
 
-def _plan(plan: FlightPlan, names: Sequence[str]) -> schema.FlightPlan:
-    return schema.FlightPlan(
+def _plan(plan: FlightPlan, names: Sequence[str]) -> stories.FlightPlan:
+    return stories.FlightPlan(
         transfer=plan.transfer, key=plan.key, from_region=plan.src_region, to_region=plan.dst_region,
         first_value=plan.first_value, units=plan.units, armed=plan.armed,
         layers=tuple(_layer(layer, names) for layer in plan.layers),
     )
 
 
-def _layer(layer: FlightLayer, names: Sequence[str]) -> schema.FlightLayer:
-    return schema.FlightLayer(
+def _layer(layer: FlightLayer, names: Sequence[str]) -> stories.FlightLayer:
+    return stories.FlightLayer(
         layer=layer.layer, ready=layer.ready, first_post=layer.first_post, last_post=layer.last_post,
         last_end=layer.last_end, posted=layer.posted, ok=layer.ok, failed=layer.failed, unknown=layer.unknown,
         nics=tuple(nic_name(nic, names) for nic in layer.nics),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from pdd.control import schema
+from pdd.control import schema, stories
 from pdd.messenger.explain import FAILED, IN_FLIGHT, NOT_COMPUTED, NOT_POSTED, UNKNOWN
 from pdd.units import counted, show_duration
 
@@ -17,12 +17,12 @@ _WORDS = {
 }
 
 
-def judged(story: schema.Explain, row: schema.Request) -> schema.Explain:
+def judged(story: stories.Explain, row: schema.Request) -> stories.Explain:
     """The story with its verdict."""
     return replace(story, verdict=_ended(story) if story.over else _live(story, row))
 
 
-def place_of(lack: schema.ExplainLack) -> str:
+def place_of(lack: stories.ExplainLack) -> str:
     """"layers 3-29 of chunk 1, rank 0 -> rank 0, NIC 10.0.0.1"."""
     one = lack.first_layer == lack.last_layer
     layers = f"layer {lack.first_layer}" if one else f"layers {lack.first_layer}-{lack.last_layer}"
@@ -30,13 +30,13 @@ def place_of(lack: schema.ExplainLack) -> str:
     return f"{layers} of chunk {lack.chunk}, rank {lack.from_rank} -> rank {lack.to_rank}{nic}"
 
 
-def lack_text(lack: schema.ExplainLack) -> str:
+def lack_text(lack: stories.ExplainLack) -> str:
     since = "ago" if lack.what in (FAILED, UNKNOWN) else "by now"
     what = f"{counted(lack.units, 'unit')} {_WORDS.get(lack.what, lack.what)}"
     return f"{what}: {place_of(lack)}, {show_duration(lack.seconds)} {since}"
 
 
-def _ended(story: schema.Explain) -> str:
+def _ended(story: stories.Explain) -> str:
     if story.error:
         return f"failed after {show_duration(story.age_seconds)}: {story.error}"
     if story.kind == "prefill":
@@ -46,7 +46,7 @@ def _ended(story: schema.Explain) -> str:
     return f"ended ({story.reason}) after {show_duration(story.age_seconds)}{first}"
 
 
-def _live(story: schema.Explain, row: schema.Request) -> str:
+def _live(story: stories.Explain, row: schema.Request) -> str:
     since = show_duration(row.state_age_seconds or 0.0)
     if story.push is not None:
         return f"{story.push.state} for {since}: {_push(story.push)}"
@@ -58,7 +58,7 @@ def _live(story: schema.Explain, row: schema.Request) -> str:
     return f"{story.state} for {since}, {counted(story.output_tokens, 'token')} out" + (f": {row.why}" if row.why else "")
 
 
-def _attempt(attempt: schema.ExplainAttempt) -> str:
+def _attempt(attempt: stories.ExplainAttempt) -> str:
     if not attempt.peer:
         return "waits for a prefiller" + (f": {attempt.why}" if attempt.why else "")
     if attempt.fence_error:
@@ -78,7 +78,7 @@ def _attempt(attempt: schema.ExplainAttempt) -> str:
     return f"{head}; {attempt.peer} {attempt.push.state}: {_push(attempt.push)}"
 
 
-def _push(push: schema.ExplainPush) -> str:
+def _push(push: stories.ExplainPush) -> str:
     if push.lacks:
         return lack_text(push.lacks[0])
     if push.why:

@@ -18,7 +18,7 @@ import msgspec
 
 from pdd import config_load, config_sources
 from pdd.config_load import ConfigProblems
-from pdd.control import schema
+from pdd.control import schema, stories
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
 from pdd.errors import NoSuchRequest, RefusedInState
@@ -80,34 +80,34 @@ class FakeSource:
         more = {"prefill_seconds": 0.12034567891234, "hidden_ratio": 0.9412345, "prompt": (1, 2, 3), "transfer": moved}
         return msgspec.structs.replace(row, **more)
 
-    async def explain(self, wanted: str) -> schema.Explain:
+    async def explain(self, wanted: str) -> stories.Explain:
         row = self.request(wanted)
-        lack = schema.ExplainLack(what="in flight", chunk=0, first_layer=3, last_layer=4, from_rank=0, to_rank=1,
+        lack = stories.ExplainLack(what="in flight", chunk=0, first_layer=3, last_layer=4, from_rank=0, to_rank=1,
                                   nic="10.0.0.1", units=2, seconds=1.5)
-        push = schema.ExplainPush(state="pushing", state_seconds=2.0, queue_seconds=0.001, tokens=899, computed_tokens=512,
+        push = stories.ExplainPush(state="pushing", state_seconds=2.0, queue_seconds=0.001, tokens=899, computed_tokens=512,
                                   units=228, ok_units=120, chunks=2, lacks=(lack,))
-        attempt = schema.ExplainAttempt(
+        attempt = stories.ExplainAttempt(
             attempt=7, peer="p0", key=18, state="requested", state_seconds=3.0, expected_units=228, arrived_units=118,
             first_unit_at_seconds=0.2, last_unit_at_seconds=0.9, last_unit_seconds=2.2, push=push,
-            arrivals=(schema.ExplainMark(units=16, at_seconds=0.3),),
+            arrivals=(stories.ExplainMark(units=16, at_seconds=0.3),),
         )
-        step = schema.ExplainStep(at_seconds=0.0012, kind="attempt", of="r-1/7", before="armed", state="requested", why="p0",
+        step = stories.ExplainStep(at_seconds=0.0012, kind="attempt", of="r-1/7", before="armed", state="requested", why="p0",
                                   peer="p0", attempt=7, key=18, units=0)
-        return schema.Explain(
+        return stories.Explain(
             id=row.id, node=self.name, role="decode", kind="generate", state=row.state, over=False,
             verdict="waits for KV from p0", age_seconds=row.age_seconds, prompt_tokens=900, tries=1,
-            client_request_id="mail-from-alice", ttft=schema.ExplainTtft(queue_seconds=0.0011, reserve_seconds=0.0002),
+            client_request_id="mail-from-alice", ttft=stories.ExplainTtft(queue_seconds=0.0011, reserve_seconds=0.0002),
             attempts=(attempt,), steps=(step,),
-            pages=(schema.ExplainPages(holder="request", state="wait_kv", pages=57, seconds=3.0),),
+            pages=(stories.ExplainPages(holder="request", state="wait_kv", pages=57, seconds=3.0),),
         )
 
     def waterfall(self) -> schema.Waterfall:
         return schema.Waterfall(id="")
 
-    async def flight(self) -> schema.Flight:
-        change = schema.FlightChange(at=1.5, kind="attempt", of="r-1/7", before="armed", state="requested", why="p0")
+    async def flight(self) -> stories.Flight:
+        change = stories.FlightChange(at=1.5, kind="attempt", of="r-1/7", before="armed", state="requested", why="p0")
         stack = schema.ThreadStack(name="MainThread", frames=("/pdd/daemon/main.py:1 run",))
-        return schema.Flight(
+        return stories.Flight(
             name=self.name, role="decode", boot_id="boot-1", version="0.1.0", why="it was asked for", ts=1796000000.0,
             ts_mono=12.0, changes=(change,), stacks=schema.Stacks(pid=1, threads=(stack,)),
         )

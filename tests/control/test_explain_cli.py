@@ -15,7 +15,7 @@ import pytest
 
 from pdd.commands import documents as printed
 from pdd.commands.redact import HIDDEN, Redactor
-from pdd.control import schema
+from pdd.control import schema, stories
 from pdd.control.client import Client
 from pdd.daemon import dump
 from pdd.errors import AccessDenied, RefusedInState
@@ -49,9 +49,9 @@ def test_a_story_in_a_few_lines(pdd: Pdd, daemon: Daemon) -> None:
 def test_it_is_json_too_and_only_on_the_private_socket(pdd: Pdd, daemon: Daemon) -> None:
     document = json.loads(clean(pdd("explain", "r-1", "--json"), 0).stdout)
     assert document["schema"] == "pdd.explain/1"
-    holds(document, schema.Explain)
+    holds(document, stories.Explain)
     client = Client(daemon.directory)
-    holds(client.get("/v1/flight", private=True), schema.Flight)
+    holds(client.get("/v1/flight", private=True), stories.Flight)
     for path in ("/v1/requests/r-1/explain", "/v1/flight", "/v1/waterfall"):
         with pytest.raises((RefusedInState, AccessDenied)):
             client.get(path)
@@ -77,8 +77,8 @@ def unpack(path: Path) -> dict[str, Any]:
     return found
 
 
-def picture(name: str = "d0", ts: float = 1796000000.5) -> schema.Flight:
-    return schema.Flight(name=name, role="decode", boot_id="b", version="0", why="a step did not end", ts=ts, ts_mono=1.0)
+def picture(name: str = "d0", ts: float = 1796000000.5) -> stories.Flight:
+    return stories.Flight(name=name, role="decode", boot_id="b", version="0", why="a step did not end", ts=ts, ts_mono=1.0)
 
 
 def test_a_bundle_has_everything_and_says_so(pdd: Pdd, daemon: Daemon, tmp_path: Path) -> None:
