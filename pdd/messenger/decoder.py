@@ -117,7 +117,10 @@ class Decoder:
 
     async def ask_about(self, attempt: int, peer: str) -> wire.ExplainAnswer | str:
         """What the prefiller that is called `peer` has done for an attempt, or why it does not say. At most a second."""
-        link = next((each.link for each in self.peers.peers if each.link is not None and each.link.name == peer), None)
+        in_hand = self._book.get(attempt)
+        link = in_hand.link if in_hand is not None else next(  # names need not differ
+            (each.link for each in self.peers.peers if each.link is not None and each.link.name == peer), None
+        )
         if link is None or not link.is_up:
             return f"{peer} is not linked"
         return await self._asks.ask(link, attempt)
