@@ -110,9 +110,12 @@ MODELS = {**{f"{heads}-kv-heads": dict(family="llama", num_kv_heads=heads) for h
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("via", ["tcp", "local"])
-@pytest.mark.parametrize("pages", [(16, 16), (16, 32), (32, 16)])
-@pytest.mark.parametrize("of", MODELS)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("of", "pages", "via"),
+    [*((of, pages, "tcp") for of in MODELS for pages in ((16, 16), (16, 32), (32, 16))),
+     ("8-kv-heads", (32, 16), "local"), ("2-kv-heads", (16, 32), "local"), ("latents", (16, 16), "local")],
+)
 def test_the_grid(tmp_path: pathlib.Path, run_dir: pathlib.Path, of: str, pages: tuple[int, int], via: str) -> None:
     """Prefillers of 1, 2 and 4 ranks, each with decoders of 1, 2 and 4; some requests are given up half-way, and at the end a
     prefiller loses a rank under load: no page stays behind."""
