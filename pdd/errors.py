@@ -266,6 +266,12 @@ class NoSuchRequest(RefusedInState):
     id, http_status = "E351", 404
 
 
+class NoSuchPeer(RefusedInState):
+    """This node works with nobody of that name or address."""
+
+    id, http_status = "E355", 404
+
+
 class AmbiguousRequest(RefusedInState):
     """An id that is only the beginning of several, or names several choices of one answer."""
 
@@ -273,7 +279,7 @@ class AmbiguousRequest(RefusedInState):
 
 
 class TimedOut(ControlError):
-    id, exit_code = "E360", EXIT_TIMEOUT
+    id, exit_code, http_status = "E360", EXIT_TIMEOUT, 504
 
 
 class VersionMismatch(ControlError):

@@ -96,8 +96,9 @@ def _reading(channel: Channel, options: FabricOptions, cells: Sequence[Cell]) ->
 
 
 def listen(address: Address, token: bytes | None, options: FabricOptions, patience: float | None, timeout: float,
-           say: Callable[[str], None]) -> None:
-    """Waits for one reader, at most `patience` seconds, and serves it. Strangers are told of by `say` and turned away.
+           say: Callable[[str], None], *, keep: bool = False) -> None:
+    """Waits for one reader, at most `patience` seconds, and serves it; with `keep` the next one, too, and so on. Strangers
+    are told of by `say` and turned away.
 
     Raises:
         AddressInUse, UsageError: no listening there. BenchPeerLost: nobody came, or the reader went away.
@@ -121,8 +122,15 @@ def listen(address: Address, token: bytes | None, options: FabricOptions, patien
                     channel.close(error.message)
                     continue
                 say(f"writing for {channel.peer}")
-                writer.serve(channel, replace(options, source=options.source or channel.local_host))
-                return
+                try:
+                    writer.serve(channel, replace(options, source=options.source or channel.local_host))
+                except PddError as error:
+                    if not keep:
+                        raise
+                    say(f"ended: {error.message}")
+                if not keep:
+                    return
+                deadline = None if patience is None else time.monotonic() + patience
 
 
 def _bind(address: Address) -> socket.socket:

@@ -29,6 +29,7 @@ class Where:
     loopback: bool
     listen: str | None
     peer: str | None
+    keep: bool = False  # go on listening
 
 
 def kv(options: Globals, where: Where, wanted: Mapping[str, Any], nics: str, provider: str, token_file: Path | None) -> None:
@@ -37,6 +38,8 @@ def kv(options: Globals, where: Where, wanted: Mapping[str, Any], nics: str, pro
         raise UsageError("give one of --loopback, --listen and --peer", hint="See `pdd bench kv --help`.")
     if where.listen is not None and (given := [name for name, value in wanted.items() if value is not None]):
         raise UsageError(f"{given[0]} belongs to the end that measures, which has --peer")
+    if where.keep and where.listen is None:
+        raise UsageError("--keep belongs to --listen")
     require_native()
     from pdd.bench import cells, run
     from pdd.bench.node import FabricOptions
@@ -46,8 +49,8 @@ def kv(options: Globals, where: Where, wanted: Mapping[str, Any], nics: str, pro
     timeout = options.timeout or _TIMEOUT
     if where.listen is not None:
         address = _address(where.listen, "--listen")
-        token = _token(options, token_file, address)
-        run.listen(address, token, fabric, options.timeout, timeout, lambda text: note(options, text))
+        token = token_for(options, token_file, address)
+        run.listen(address, token, fabric, options.timeout, timeout, lambda text: note(options, text), keep=where.keep)
         return
     chosen = {name: default if wanted[name] is None else wanted[name] for name, default in _DEFAULTS.items()}
     plan = cells.parse(chosen["--sizes"], chosen["--pages"], chosen["--layout"], chosen["--inflight"])
@@ -55,7 +58,7 @@ def kv(options: Globals, where: Where, wanted: Mapping[str, Any], nics: str, pro
     assert seconds is not None
     if where.peer is not None:
         address = _address(where.peer, "--peer")
-        place = run.dial(address, _token(options, token_file, address), fabric, plan, timeout)
+        place = run.dial(address, token_for(options, token_file, address), fabric, plan, timeout)
     else:
         place = run.loopback(fabric, plan, timeout)
     progress = _Progress(options, plan, chosen["--repeats"])
@@ -79,7 +82,7 @@ def _address(word: str, option: str) -> Address:
         raise UsageError(f"{option}: {error}") from None
 
 
-def _token(options: Globals, file: Path | None, address: Address) -> bytes | None:
+def token_for(options: Globals, file: Path | None, address: Address) -> bytes | None:
     """Of the file, else of the settings; none over loopback, unless one was named.
 
     Raises:

@@ -1,7 +1,8 @@
-"""config check, show, init, schema: the settings, without a daemon but for `show --live`."""
+"""config check, show, env, init, schema: the settings, without a daemon but for `show --live`."""
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pdd.commands import preflight
 from pdd.commands.common import Globals, print_json
 from pdd.config import Config
 from pdd.config_load import ConfigProblems, Origins, explained, load, reading_order
-from pdd.config_sources import Problem
+from pdd.config_sources import Problem, variable_name
 from pdd.errors import EXIT_CONFIG
 from pdd.units import counted
 
@@ -52,6 +53,21 @@ def show(options: Globals, origin: bool, defaults: bool, live: bool, assignments
     for key, setting in document["settings"].items():
         if defaults or setting["origin"] != "default":
             print(f"{key} = {_toml(setting['value'])}{'  # ' + setting['origin'] if origin else ''}")
+
+
+def env(options: Globals, defaults: bool, assignments: Sequence[str]) -> None:
+    """As a shell and a unit's EnvironmentFile= read them."""
+    document = explained(*load(options.config, assignments=assignments))
+    variables = {
+        variable_name(key): ",".join(setting["value"]) if isinstance(setting["value"], tuple | list)
+        else _toml(setting["value"]).strip('"')
+        for key, setting in document["settings"].items() if defaults or setting["origin"] != "default"
+    }
+    if options.json:
+        print_json({"schema": "pdd.config_env/1", "variables": variables})
+        return
+    for name, value in variables.items():
+        print(f"{name}={shlex.quote(value)}")
 
 
 def init() -> None:

@@ -46,6 +46,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Setting]
 
 
+class Variables(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings as the environment has them."""
+
+    schema: str = "pdd.config_env/1"
+    variables: dict[str, str]
+
+
 class ConfigProblem(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None
     line: int | None

@@ -8,11 +8,13 @@ from urllib.parse import quote
 
 from pdd.commands.common import Globals, note, paint, paint_state, print_json, table
 from pdd.commands.machine import topology as topology  # one of the plain commands
-from pdd.errors import DaemonNotRunning, RefusedInState, TimedOut, UsageError
+from pdd.errors import EXIT_CHECK, EXIT_OK, DaemonNotRunning, RefusedInState, TimedOut, UsageError
 from pdd.units import counted, show_bytes, show_duration
 from pdd.version import VERSION
 
 _POLL_SECONDS = 0.1
+_PING_SECONDS = 10.0  # one at most
+_COMPARE_SECONDS = 10.0
 _STARTING = ("starting", "loading")
 _NAMES = {"attempt": "attempt id", "attempts": "attempts so far"}  # of members that people would take for one another
 _NO_WAY_BACK = {"ready": ("drained", "stopping"), "drained": ("stopping",)}  # states that a wait does not outlive
@@ -217,6 +219,31 @@ def peers(options: Globals) -> None:
         for peer in document["peers"]
     ]
     print(table(rows, ["NAME", "ROLE", "STATE", "RTT", "VIA", "QUEUED", "FREE", "ADDRESS", "WHY"]))
+
+
+def ping(options: Globals, peer: str, count: int) -> None:
+    path = f"/v1/peers/{quote(peer, safe='')}/ping"
+    document = options.client(_PING_SECONDS * count + 2).post(path, {"count": count})
+    if options.json:
+        print_json(document)
+        return
+    trips = sorted(document["round_trips_seconds"])
+    shown = "  ".join(show_duration(each) for each in document["round_trips_seconds"])
+    print(f"{document['peer']} ({document['address']}) via {document['via']}: {shown}; the middle one "
+          f"{show_duration(trips[len(trips) // 2])}")
+
+
+def compare(options: Globals, peer: str) -> int:
+    """EXIT_CHECK when the two cannot work together."""
+    document = options.client(_COMPARE_SECONDS).get(f"/v1/peers/{quote(peer, safe='')}/compare", private=True)
+    if options.json:
+        print_json(document)
+    else:
+        rows = [[row["field"], row["ours"], row["theirs"], "yes" if row["matters"] else "no"] for row in document["fields"]]
+        print(table(rows, ["FIELD", "OURS", "THEIRS", "MATTERS"]) if rows else "nothing differs")
+        word = "can" if document["compatible"] else "cannot"
+        note(options, f"this node and {document['peer']} ({document['address']}) {word} work together")
+    return EXIT_OK if document["compatible"] else EXIT_CHECK
 
 
 def transfers(options: Globals) -> None:

@@ -164,11 +164,23 @@ def explain(
 
 
 @app.command(cls=_Command, epilog=_OF_A_NODE)
-def peers(ctx: typer.Context) -> None:
-    """The nodes this node works with."""
-    from pdd.commands.look import peers as run
+def peers(
+    ctx: typer.Context,
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="ls, ping or compare.")] = "ls",
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="For ping and compare: a name or HOST:PORT.")] = None,
+    count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=100, help="Round trips of a ping.")] = 3,
+) -> None:
+    """The nodes this node works with: list, time, compare."""
+    from pdd.commands import look
 
-    run(ctx.obj)
+    if action == "ls" and name is None:
+        look.peers(ctx.obj)
+    elif action == "ping" and name is not None:
+        look.ping(ctx.obj, name, count)
+    elif action == "compare" and name is not None:
+        raise typer.Exit(look.compare(ctx.obj, name))
+    else:
+        raise UsageError("write `pdd peers`, `pdd peers ping NAME` or `pdd peers compare NAME`")
 
 
 @app.command(cls=_Command, epilog=_OF_A_NODE)
@@ -202,6 +214,27 @@ def topology(
     from pdd.commands.machine import topology as run
 
     raise typer.Exit(run(ctx.obj, action, source, form, target, ascii_only, anonymous))
+
+
+@app.command(cls=_Command, epilog=_also("-c FILE", "-i NAME", "--json", "-q"))
+def check(
+    ctx: typer.Context,
+    only: Annotated[
+        str, typer.Option("--only", metavar="LIST", help="These checks: ids such as D020, or groups such as fabric.")
+    ] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="A warning counts as a failure.")] = False,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option("--peer", metavar="HOST:PORT", help="Try this node, or `pdd bench kv --listen --keep` there; repeatable."),
+    ] = None,
+    under_unit: Annotated[bool, typer.Option("--under-unit", help="From inside the sandbox of the unit pdd@NAME.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Ask the running node what it sees.")] = False,
+    assignments: Assignments = None,
+) -> None:
+    """Whether this machine and its settings fit a node, and what to do."""
+    from pdd.commands.check import check as run
+
+    raise typer.Exit(run(ctx.obj, only, strict, peer or [], under_unit, live, assignments or []))
 
 
 @app.command(cls=_Command, epilog=_OF_A_NODE)
@@ -355,6 +388,18 @@ def config_show(
     show(ctx.obj, origin, defaults, live, assignments or [])
 
 
+@config_app.command("env", cls=_Command, epilog=_also("-c FILE", "--json"))
+def config_env(
+    ctx: typer.Context,
+    defaults: Annotated[bool, typer.Option("--defaults", help="Settings that are at their default, too.")] = False,
+    assignments: Assignments = None,
+) -> None:
+    """Print the settings as PDD_ variables."""
+    from pdd.commands.configure import env
+
+    env(ctx.obj, defaults, assignments or [])
+
+
 @config_app.command("init", cls=_Command)
 def config_init() -> None:
     """Print a settings file with every setting explained."""
@@ -428,6 +473,7 @@ def bench_kv(
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="ADDR:PORT", help="Be the writing end and wait for --peer.")
     ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="With --listen: serve one after the other.")] = False,
     peer: Annotated[
         str | None, typer.Option("--peer", metavar="ADDR:PORT", help="Measure against the --listen there.")
     ] = None,
@@ -456,4 +502,4 @@ def bench_kv(
 
     wanted = {"--sizes": sizes, "--pages": pages, "--layout": layout, "--inflight": inflight, "--seconds": seconds,
               "--repeats": repeats}  # fmt: skip
-    kv(ctx.obj, Where(loopback, listen, peer), wanted, nics, provider, token_file)
+    kv(ctx.obj, Where(loopback, listen, peer, keep), wanted, nics, provider, token_file)

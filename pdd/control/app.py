@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 MAX_BODY = 1 << 20
 MAX_STREAMS = 64  # of one socket
+MAX_PINGS = 100
 MAX_DRAIN_SECONDS = 10**9  # beyond any drain, and a number that every clock takes
 STUCK_SECONDS = 600.0  # a client that reads nothing for so long is dropped; until then it holds 64 KiB
 ABORT = "pdd.abort"  # key in scope["state"]: drops the connection with what is unsent; set by server.py
@@ -167,10 +168,25 @@ def _private_routes(source: StatusSource, documents: Mapping[str, Callable[[], A
         bell.ring()
         return _json(document)
 
+    async def ping(request: HttpRequest) -> Response:
+        count = (await _body(request)).get("count", 3)
+        if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PINGS:
+            raise InvalidRequest(f"count must be a whole number, 1 to {MAX_PINGS}")
+        return _json(await source.ping(request.path_params["name"], count))
+
+    async def compare(request: HttpRequest) -> Response:
+        return _json(await source.compare(request.path_params["name"]))
+
+    async def check(request: HttpRequest) -> Response:
+        return _json(await source.check())
+
     async def stacks(request: HttpRequest) -> Response:
         return _json(source.stacks())
 
     return [
+        Route("/v1/check", check, methods=["GET"]),
+        Route("/v1/peers/{name:path}/ping", ping, methods=["POST"]),
+        Route("/v1/peers/{name:path}/compare", compare, methods=["GET"]),
         Route("/v1/config", config, methods=["GET"]),
         Route("/v1/debug/stacks", stacks, methods=["GET"]),
         Route("/v1/reload", reload, methods=["POST"]),

@@ -6,8 +6,11 @@ from typing import Any, Protocol
 
 from pdd.control.schema import (
     Cancelled,
+    CheckReport,
+    Comparison,
     Logs,
     Peers,
+    Ping,
     Reload,
     Request,
     Requests,
@@ -59,6 +62,15 @@ class StatusSource(Protocol):
 
     async def reload(self, dry_run: bool) -> Reload:
         """Reads the settings again. May take a second. Raises ConfigError, ModelError, RefusedInState."""
+
+    async def ping(self, peer: str, count: int) -> Ping:
+        """`peer`: its name or address. Raises NoSuchPeer, RefusedInState, TimedOut."""
+
+    async def compare(self, peer: str) -> Comparison:
+        """As `ping`; raises PeerError, too."""
+
+    async def check(self) -> CheckReport:
+        """What the daemon sees of itself and its machine. May take a second."""
 
     def stacks(self) -> Stacks:
         """Raises AccessDenied where debug.allow_stacks is false."""

@@ -16,7 +16,7 @@ import msgspec
 
 from pdd import config_load, log_ring, metrics
 from pdd.control import schema, stories
-from pdd.daemon import explain, flight, request_ids, request_rows, stacks
+from pdd.daemon import explain, flight, peer_calls, request_ids, request_rows, self_check, stacks
 from pdd.daemon.latency import WINDOW_SECONDS
 from pdd.daemon.ledger import Entry
 from pdd.daemon.view import GroupView
@@ -221,6 +221,15 @@ class Documents:
 
     async def reload(self, dry_run: bool) -> schema.Reload:
         return await self._node.reloader.reload(dry_run=dry_run)
+
+    async def ping(self, peer: str, count: int) -> schema.Ping:
+        return await peer_calls.ping(self._node, peer, count)
+
+    async def compare(self, peer: str) -> schema.Comparison:
+        return await peer_calls.compare(self._node, peer)
+
+    async def check(self) -> schema.CheckReport:
+        return await self_check.report(self._node)
 
     def stacks(self) -> schema.Stacks:
         if not self._node.config.debug.allow_stacks:

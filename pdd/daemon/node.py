@@ -58,6 +58,7 @@ from pdd.errors import EngineError, FabricFailure, PddError
 from pdd.history import History
 from pdd.messenger import wire
 from pdd.messenger.decoder import Decoder
+from pdd.messenger.link import LinkContext
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.router import route
 from pdd.messenger.settings import DecoderSettings
@@ -108,6 +109,7 @@ class Node:
         self.placement: Placement | None = None  # once the machine was read, which is once in a life
         self.decoder: Decoder | None = None
         self.prefiller: Prefiller | None = None
+        self.link_context: LinkContext | None = None  # of a node that works with others
         self.history = History(_MOST_CHANGES, most_bytes=config.debug.flight_memory // 4)
         self.waterfalls = Waterfalls()
         run_dir = Path(config.control.dir) if config.control.dir else paths.default_run_dir()
@@ -269,7 +271,7 @@ class Node:
         if fabric is None:
             return
         engine = self._engine
-        context = fabric.link_context(config, self.epoch, self.version, self._token, self.history)
+        context = self.link_context = fabric.link_context(config, self.epoch, self.version, self._token, self.history)
         if config.node.role == "decode":
             self.decoder = Decoder(
                 context, [parse_address(peer) for peer in config.peers.static], engine, fabric.planner,

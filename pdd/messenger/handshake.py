@@ -84,6 +84,21 @@ class Refusal(PeerIncompatible):
         self.diff = diff
 
 
+VISITOR = "visitor"  # the role of who only asks what a node is (visit.py)
+
+
+class Visited(PeerIncompatible):
+    """The refusal of a visitor, which is no trouble."""
+
+
+class WrongGreeting(PeerProtocol):
+    """The other end speaks first as no peer does. `kind`: its word."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"a {wire.one_line(kind)!r} came where a greeting must")
+        self.kind = kind
+
+
 class _AnyGreeting(msgspec.Struct):
     """As much of a greeting as every version of this protocol has."""
 
@@ -115,7 +130,7 @@ async def authenticate(stream: FrameStream, node: LocalNode, *, initiator: bool)
     own = wire.Proof(mac=proof(token, _LABELS[initiator], nonce, theirs.nonce))
     if initiator:
         stream.send(own)
-    shown = await _expect(stream, wire.Proof)
+    shown = await expect(stream, wire.Proof)
     if not hmac.compare_digest(shown.mac, proof(token, _LABELS[not initiator], theirs.nonce, nonce)):
         raise PeerUnauthenticated("the peer does not hold the same token", hint="compare peers.token_credential")
     if not initiator:
@@ -143,12 +158,12 @@ async def exchange_hello(
 
     if dialled:
         stream.send(hello(await describe(None)))
-        theirs = await _expect(stream, wire.Hello)
+        theirs = await expect(stream, wire.Hello)
         _judge(node, theirs, compare, initiator=True)
         if not theirs.descriptor:
             raise PeerIncompatible(f"{theirs.name} refused this node without a reason that this node can see")
         return theirs
-    theirs = await _expect(stream, wire.Hello)
+    theirs = await expect(stream, wire.Hello)
     try:
         _judge(node, theirs, compare, initiator=False)
     except PeerIncompatible:
@@ -161,6 +176,8 @@ async def exchange_hello(
 def _judge(node: LocalNode, theirs: wire.Hello, compare: Compare, *, initiator: bool) -> None:
     if theirs.epoch == node.epoch:
         raise PeerIncompatible("the address leads back to this node itself", hint="take it out of peers.static")
+    if theirs.role == VISITOR:
+        raise Visited(f"{theirs.name} only asked what this node is (pdd check, pdd peers compare)")
     wanted = ("prefill", "both") if initiator else ("decode", "both")
     if theirs.role not in wanted:
         needed = " or ".join(wanted)
@@ -178,7 +195,7 @@ async def _receive_greeting(stream: FrameStream, versions: Range) -> tuple[wire.
         if outline.type == "goodbye":
             raise said(msgspec.msgpack.decode(payload, type=wire.Goodbye))
         if outline.type != "greeting":
-            raise PeerProtocol(f"a {outline.type!r} came where a greeting must")
+            raise WrongGreeting(outline.type[:64])
         version = agree(versions, Range(outline.oldest or outline.protocol, outline.protocol))
         greeting = msgspec.msgpack.decode(payload, type=wire.Greeting)
     except msgspec.MsgspecError as error:
@@ -191,7 +208,8 @@ async def _receive_greeting(stream: FrameStream, versions: Range) -> tuple[wire.
 M = TypeVar("M", wire.Proof, wire.Hello)
 
 
-async def _expect(stream: FrameStream, kind: type[M]) -> M:
+async def expect(stream: FrameStream, kind: type[M]) -> M:
+    """The next message, which must be of this kind. Raises what a goodbye says, or PeerProtocol."""
     message = await stream.receive()
     if isinstance(message, kind):
         return message

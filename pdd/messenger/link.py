@@ -134,6 +134,7 @@ class PeerLink:
         self._closed = asyncio.Event()
         self._seq = 0
         self._sent_at: dict[int, float] = {}
+        self._pings: list[tuple[int, asyncio.Future[float]]] = []  # (seq of the heartbeat, its round trip)
         self._last_seq_received = 0
         self._last_seq_at = 0.0
         self._silence = 0.0
@@ -280,6 +281,15 @@ class PeerLink:
             )
         )
 
+    def ping(self) -> asyncio.Future[float]:
+        """Sends a heartbeat at once; seconds of its round trip, the time that the peer kept it left out. Nothing comes when
+        the link ends: bound the wait."""
+        waiting = asyncio.get_running_loop().create_future()
+        self._pings = [(seq, each) for seq, each in self._pings if not each.done()]
+        self.beat_now()
+        self._pings.append((self._seq, waiting))
+        return waiting
+
     # -- fabric events (EndpointHandler) ----------------------------------------------------------------------------
     def endpoint_failed(self, message: str) -> None:
         if self.state is LinkState.CLOSING:  # of the close itself, or of what the close will end
@@ -390,6 +400,9 @@ class PeerLink:
         sent_at = self._sent_at.get(beat.echo)
         if sent_at is not None:
             self.rtt_seconds = max(0.0, now - sent_at - beat.echo_age_us / 1e6)
+            for seq, waiting in self._pings:
+                if seq <= beat.echo and not waiting.done():
+                    waiting.set_result(self.rtt_seconds)
         if self.is_up:
             self._handler.link_message(self, beat)
 

@@ -14,6 +14,7 @@ import socket
 from pdd.errors import PddError, PeerLost
 from pdd.messenger.frames import FrameStream
 from pdd.messenger.goodbye import InOrder
+from pdd.messenger.handshake import Visited
 from pdd.messenger.link import LinkContext, LinkHandler, LinkState, PeerLink
 from pdd.messenger.peers import set_socket_options, way_text, with_link
 from pdd.messenger.quiet import QuietLog, level_of_end
@@ -120,7 +121,8 @@ class PeerListener:
             return
         who = link.label if link.hello is None else f"{link.name} ({link.label})"
         host = link.label.rpartition(":")[0]  # whoever is refused calls again, from another port
-        self._quiet.log(logging.WARNING, f"the call from {who} ended: {error}", key=f"{host} {error}")
+        level = logging.INFO if isinstance(error, Visited) else logging.WARNING
+        self._quiet.log(level, f"the call from {who} ended: {error}", key=f"{host} {error}")
 
     def _admit(self, link: PeerLink) -> None:
         for other in list(self._links):

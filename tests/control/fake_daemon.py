@@ -21,7 +21,7 @@ from pdd.config_load import ConfigProblems
 from pdd.control import schema, stories
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
-from pdd.errors import NoSuchRequest, RefusedInState
+from pdd.errors import NoSuchPeer, NoSuchRequest, RefusedInState
 
 PEER = schema.Peer(
     name="p0", role="prefill", state="up", epoch="00000000000000ab", via="tcp", address="127.0.0.1:7700",
@@ -149,6 +149,21 @@ class FakeSource:
         changed = schema.ChangedSetting(key="log.level", old="info", new="debug")
         return schema.Reload(dry_run=dry_run, applied=(changed,),
                              needs_restart=(schema.ChangedSetting(key="kv.page_size", old=16, new=32),))
+
+    async def ping(self, peer: str, count: int) -> schema.Ping:
+        if peer not in ("p0", PEER.address):
+            raise NoSuchPeer(f"no peer {peer}", hint="`pdd peers` lists them.")
+        return schema.Ping(peer="p0", address="127.0.0.1:7700", via="tcp", round_trips_seconds=(0.0009,) * count)
+
+    async def compare(self, peer: str) -> schema.Comparison:
+        fields = (schema.ComparedField(field="page_size", ours="32", theirs="16", matters=False),
+                  schema.ComparedField(field="dtype", ours="bfloat16", theirs="float32", matters=True))
+        return schema.Comparison(peer="p0", address="127.0.0.1:7700", compatible=False, fields=fields)
+
+    async def check(self) -> schema.CheckReport:
+        found = schema.CheckResult(id="D020", group="limits", title="locked memory", level="fail", message="8 MB", observed=8,
+                                   expected=9, fix=("raise it",))
+        return schema.CheckReport(checks=(found,))
 
     def stacks(self) -> schema.Stacks:
         return schema.Stacks(pid=1, threads=(schema.ThreadStack(name="MainThread", frames=()),))

@@ -186,6 +186,21 @@ def test_reload(pdd: Pdd, daemon: Daemon) -> None:
     assert refused.stderr == 'f:1:1  log.level: "loud" is not a level\n1 problem [E780]\n'
 
 
+def test_ping_and_compare(pdd: Pdd, daemon: Daemon) -> None:
+    assert clean(pdd("peers", "ping", "p0", "--count", "2"), 0).stdout == (
+        "p0 (127.0.0.1:7700) via tcp: 900us  900us; the middle one 900us\n"
+    )
+    lines = clean(pdd("peers", "compare", "127.0.0.1:7700"), 7).stdout.splitlines()
+    assert [line.split() for line in lines[1:]] == [["page_size", "32", "16", "no"], ["dtype", "bfloat16", "float32", "yes"]]
+    assert "[E355]" in clean(pdd("peers", "ping", "p9"), 5).stderr
+    clean(pdd("peers", "ping"), 2)
+
+
+def test_check_of_the_running_node(pdd: Pdd, daemon: Daemon) -> None:
+    assert clean(pdd("check", "--live"), 7).stdout == "FAIL D020 locked memory: 8 MB\n     D020 fix: raise it\n"
+    assert clean(pdd("check", "--live", "--only", "fabric"), 0).stdout == ""
+
+
 def test_the_settings_of_the_running_node(pdd: Pdd, daemon: Daemon) -> None:
     out = clean(pdd("config", "show", "--live", "--origin", env={"PDD_KV__PAGE_SIZE": "64"}), 0).stdout
     assert "kv.page_size = 32  # --set\n" in out
@@ -490,6 +505,18 @@ def test_config_check_says_what_is_missing_beside_wrong_settings(pdd: Pdd, tmp_p
         assert part in out
     out = clean(pdd("config", "check", *words, "--set", "model.path=3", "--set", "api.max_body=x"), 78).stdout
     assert out.count("api.max_body") == 1
+
+
+def test_config_env_is_what_the_environment_would_say(pdd: Pdd) -> None:
+    words = ("--set", "node.role=decode", "--set", "model.path=/a b", "--set", "peers.static=127.0.0.1:1,[::1]:2",
+             "--set", "scheduler.local_prefill_fallback=true", "--set", "drain.timeout=90s")
+    lines = clean(pdd("config", "env", *words), 0).stdout.splitlines()
+    assert lines == ["PDD_NODE__ROLE=decode", "PDD_MODEL__PATH='/a b'", "PDD_SCHEDULER__LOCAL_PREFILL_FALLBACK=true",
+                     "PDD_PEERS__STATIC='127.0.0.1:1,[::1]:2'", "PDD_DRAIN__TIMEOUT=90s"]
+    env = dict(line.replace("'", "").split("=", 1) for line in lines)
+    shown = json.loads(clean(pdd("--json", "config", "show", env=env), 0).stdout)["settings"]
+    assert shown["peers.static"]["value"] == ["127.0.0.1:1", "[::1]:2"]
+    assert "PDD_KV__PAGE_SIZE=16" in clean(pdd("config", "env", "--defaults", *words), 0).stdout
 
 
 def test_config_show_says_where_values_come_from(pdd: Pdd, tmp_path: Path) -> None:

@@ -67,6 +67,9 @@ def test_what_is_sent_has_exactly_the_members(daemon: fake_daemon.Running) -> No
     holds(client.get("/version"), schema.Version)
     holds(client.delete("/v1/requests/r-1"), schema.Cancelled)
     holds(client.post("/v1/reload"), schema.Reload)
+    holds(client.get("/v1/check", private=True), schema.CheckReport)
+    holds(client.post("/v1/peers/p0/ping", {"count": 2}), schema.Ping)
+    holds(client.get("/v1/peers/127.0.0.1:7700/compare", private=True), schema.Comparison)
     lines = client.stream("/v1/events?topics=status,requests&interval=100ms", idle_timeout=10)
     holds(next(lines), schema.EventLine)
     daemon.source.uptime += 1
@@ -94,6 +97,8 @@ def test_what_is_printed_has_exactly_the_members(pdd: Any, daemon: fake_daemon.R
     holds(out("version"), printed.Versions)
     holds(out("-i", "nobody", "version"), printed.Versions)
     holds(out("config", "show", "--set", "node.role=both", "--set", "model.path=/m"), printed.Settings)
+    holds(out("config", "env", "--set", "node.role=both", "--set", "model.path=/m"), printed.Variables)
+    holds(out("check"), schema.CheckReport)
     check = out("config", "check", str(wrong))
     holds(check, printed.ConfigCheck)
     assert check["problems"][0]["line"] == 2

@@ -18,6 +18,7 @@ LAYERS = (
     ("engine",),
     ("messenger",),
     ("control", "api"),
+    ("doctor",),
     ("daemon",),
     ("tui", "bench"),
     ("cli", "commands", "__main__"),

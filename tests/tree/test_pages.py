@@ -11,6 +11,8 @@ import pytest
 
 from pdd import errors, findings, metrics
 from pdd.control import app, events, schema, server
+from pdd.doctor.checks import CHECKS
+from pdd.doctor.report import GROUPS, PEER_IDS
 from pdd.engine.request import FinishReason, RequestState
 from pdd.metrics import FAILURE_REASONS, FALLBACKS, OUTCOMES, PAGE_STATES, Metrics, Snapshot
 from pdd.metrics_vllm import NAMES
@@ -64,6 +66,15 @@ def test_every_error_says_more_than_its_name() -> None:
 def test_pdd_errors_7_has_every_finding_with_its_level_and_no_other() -> None:
     page = {key: rest.strip() for key, (rest, _) in entries("pdd-errors.7", r"([FT]\d+)( .*)?").items()}
     assert page == {key: f"({level})" for key, level in findings.KINDS.items()}
+
+
+def test_pdd_errors_7_has_every_check_with_its_group_and_no_other() -> None:
+    page = {key: rest.strip() for key, (rest, _) in entries("pdd-errors.7", r"(D\d+)( .*)?").items()}
+    known = {check.id: f"({check.group})" for check in CHECKS} | dict.fromkeys(PEER_IDS, "(peer)")
+    assert page == known
+    assert len(CHECKS) == len({check.id for check in CHECKS})
+    text = (MAN / "pdd.1").read_text().split("or groups:\n.Cm ")[1].split("\n")[0]
+    assert set(re.findall(r"\w+", text)) == set(GROUPS)
 
 
 def test_every_finding_is_told_by_code_and_the_code_tells_no_other() -> None:

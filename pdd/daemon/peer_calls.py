@@ -1,0 +1,74 @@
+"""What an operator asks about one peer: how long a message takes, and in what it differs from this node."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from pdd.address import parse_address
+from pdd.control import schema
+from pdd.errors import NoSuchPeer, RefusedInState, TimedOut
+from pdd.messenger import wire
+from pdd.messenger.link import LinkContext, PeerLink
+from pdd.messenger.visit import differences, visit
+
+if TYPE_CHECKING:
+    from pdd.daemon.node import Node
+
+
+async def ping(node: Node, wanted: str, count: int) -> schema.Ping:
+    """Round trips of heartbeats over the link, one after the other.
+
+    Raises:
+        NoSuchPeer, RefusedInState: there is no link. TimedOut: it is silent for peers.dead_after.
+    """
+    context, address, link, why = _find(node, wanted)
+    if link is None:
+        raise RefusedInState(f"{wanted} has no link: {why}", hint="`pdd check --peer HOST:PORT` tries a new one.")
+    trips = []
+    for _ in range(count):
+        try:
+            async with asyncio.timeout(context.settings.dead_after):
+                trips.append(await link.ping())
+        except TimeoutError:
+            raise TimedOut(f"{link.name} sent no heartbeat for {context.settings.dead_after:g} s",
+                           hint="Is its process stopped? `pdd peers` shows its state.") from None
+    return schema.Ping(peer=link.name, address=address, via=link.via, round_trips_seconds=tuple(trips))
+
+
+async def compare(node: Node, wanted: str) -> schema.Comparison:
+    """By what the peer said on its link; without one it is called at anew.
+
+    Raises:
+        NoSuchPeer: nobody of that name. PeerError: it does not answer, or is no peer.
+    """
+    context, address, link, _ = _find(node, wanted)
+    theirs: wire.Hello
+    if link is not None:
+        theirs = link.peer
+    else:
+        theirs = (await visit(parse_address(address), context.node, context.settings.connect_timeout)).hello
+    forbidding = {each.field for each in context.compare(context.node.geometry, theirs.geometry)}
+    fields = tuple(
+        schema.ComparedField(field=each.field, ours=each.ours, theirs=each.theirs, matters=each.field in forbidding)
+        for each in differences(context.node, theirs)
+    )
+    return schema.Comparison(peer=theirs.name, address=address, compatible=not forbidding, fields=fields)
+
+
+def _find(node: Node, wanted: str) -> tuple[LinkContext, str, PeerLink | None, str]:
+    """(context, address, the link if it is up, why it is not). A name, or an address as `pdd peers` shows it."""
+    context = node.link_context
+    dialled = () if node.decoder is None else node.decoder.peers.peers
+    for peer in dialled:
+        names = {str(peer.address), peer.link.name if peer.link is not None else "",
+                 peer.last_up.name if peer.last_up is not None else ""}
+        if wanted in names and context is not None:
+            up = peer.link if peer.link is not None and peer.link.is_up else None
+            return context, str(peer.address), up, f"it is {peer.state}, {peer.last_error or 'not met yet'}"
+    callers = () if node.prefiller is None else node.prefiller.listener.links
+    for link in callers:
+        if wanted in (link.name, link.label) and context is not None:
+            return context, link.label, link, ""
+    known = [*(str(peer.address) for peer in dialled), *(link.name for link in callers)]
+    raise NoSuchPeer(f"this node has no peer {wanted}", hint=f"It has: {', '.join(known) or 'none'}.")
