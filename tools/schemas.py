@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 from pdd.bench import result as bench  # noqa: E402
 from pdd.commands import documents as printed  # noqa: E402
 from pdd.control import schema as api  # noqa: E402
+from pdd.control import schema_check as checks  # noqa: E402
 from pdd.control import stories  # noqa: E402
 from pdd.kv import dry_run  # noqa: E402
 
@@ -29,11 +30,11 @@ DOCUMENTS: dict[str, Any] = {
     "peers": api.Peers,
     "transfers": api.TransferList,
     "logs": api.Logs,
-    "ping": api.Ping,
-    "compare": api.Comparison,
+    "ping": checks.Ping,
+    "compare": checks.Comparison,
     "config_env": printed.Variables,
-    "check": api.CheckReport,
-    "reload": api.Reload,
+    "check": checks.CheckReport,
+    "reload": checks.Reload,
     "stacks": api.Stacks,
     "waterfall": api.Waterfall,
     "explain": stories.Explain,

@@ -6,12 +6,8 @@ from typing import Any, Protocol
 
 from pdd.control.schema import (
     Cancelled,
-    CheckReport,
-    Comparison,
     Logs,
     Peers,
-    Ping,
-    Reload,
     Request,
     Requests,
     Stacks,
@@ -19,6 +15,7 @@ from pdd.control.schema import (
     TransferList,
     Waterfall,
 )
+from pdd.control.schema_check import CheckReport, Comparison, Ping, Reload
 from pdd.control.stories import Explain, Flight
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pdd import config_load, log_ring, metrics
-from pdd.control import schema, stories
+from pdd.control import schema, schema_check, stories
 from pdd.daemon import explain, flight, peer_calls, request_ids, request_rows, self_check, stacks
 from pdd.daemon.latency import WINDOW_SECONDS
 from pdd.daemon.ledger import Entry
@@ -219,16 +219,16 @@ class Documents:
     def metrics_text(self) -> str:
         return self._node.metrics.text()
 
-    async def reload(self, dry_run: bool) -> schema.Reload:
+    async def reload(self, dry_run: bool) -> schema_check.Reload:
         return await self._node.reloader.reload(dry_run=dry_run)
 
-    async def ping(self, peer: str, count: int) -> schema.Ping:
+    async def ping(self, peer: str, count: int) -> schema_check.Ping:
         return await peer_calls.ping(self._node, peer, count)
 
-    async def compare(self, peer: str) -> schema.Comparison:
+    async def compare(self, peer: str) -> schema_check.Comparison:
         return await peer_calls.compare(self._node, peer)
 
-    async def check(self) -> schema.CheckReport:
+    async def check(self) -> schema_check.CheckReport:
         return await self_check.report(self._node)
 
     def stacks(self) -> schema.Stacks:

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from pdd.address import parse_address
-from pdd.control import schema
+from pdd.control import schema_check
 from pdd.errors import NoSuchPeer, RefusedInState, TimedOut
 from pdd.messenger import wire
 from pdd.messenger.link import LinkContext, PeerLink
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pdd.daemon.node import Node
 
 
-async def ping(node: Node, wanted: str, count: int) -> schema.Ping:
+async def ping(node: Node, wanted: str, count: int) -> schema_check.Ping:
     """Round trips of heartbeats over the link, one after the other.
 
     Raises:
@@ -33,10 +33,10 @@ async def ping(node: Node, wanted: str, count: int) -> schema.Ping:
         except TimeoutError:
             raise TimedOut(f"{link.name} sent no heartbeat for {context.settings.dead_after:g} s",
                            hint="Is its process stopped? `pdd peers` shows its state.") from None
-    return schema.Ping(peer=link.name, address=address, via=link.via, round_trips_seconds=tuple(trips))
+    return schema_check.Ping(peer=link.name, address=address, via=link.via, round_trips_seconds=tuple(trips))
 
 
-async def compare(node: Node, wanted: str) -> schema.Comparison:
+async def compare(node: Node, wanted: str) -> schema_check.Comparison:
     """By what the peer said on its link; without one it is called at anew.
 
     Raises:
@@ -50,10 +50,10 @@ async def compare(node: Node, wanted: str) -> schema.Comparison:
         theirs = (await visit(parse_address(address), context.node, context.settings.connect_timeout)).hello
     forbidding = {each.field for each in context.compare(context.node.geometry, theirs.geometry)}
     fields = tuple(
-        schema.ComparedField(field=each.field, ours=each.ours, theirs=each.theirs, matters=each.field in forbidding)
+        schema_check.ComparedField(field=each.field, ours=each.ours, theirs=each.theirs, matters=each.field in forbidding)
         for each in differences(context.node, theirs)
     )
-    return schema.Comparison(peer=theirs.name, address=address, compatible=not forbidding, fields=fields)
+    return schema_check.Comparison(peer=theirs.name, address=address, compatible=not forbidding, fields=fields)
 
 
 def _find(node: Node, wanted: str) -> tuple[LinkContext, str, PeerLink | None, str]:

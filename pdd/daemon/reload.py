@@ -20,7 +20,7 @@ from pdd import log, sdnotify
 from pdd.address import parse_address
 from pdd.config import Config
 from pdd.config_load import Origins, explained
-from pdd.control import schema
+from pdd.control import schema_check
 from pdd.daemon.reach import addresses_towards, choose_source, mixed_families
 from pdd.errors import ConfigError, PddError, RefusedInState
 
@@ -61,7 +61,7 @@ class Reloader:
         self._one_at_a_time = asyncio.Lock()
         self._soon: set[asyncio.Task[None]] = set()
 
-    async def reload(self, *, dry_run: bool = False) -> schema.Reload:
+    async def reload(self, *, dry_run: bool = False) -> schema_check.Reload:
         """What has changed, applied unless `dry_run`.
 
         Raises:
@@ -95,7 +95,7 @@ class Reloader:
         except Exception:
             _log.exception("reload failed")
 
-    async def _reload(self, dry_run: bool) -> schema.Reload:
+    async def _reload(self, dry_run: bool) -> schema_check.Reload:
         node = self._node
         new, origins = await asyncio.to_thread(self._reread)
         await asyncio.to_thread(self._check_reach, new)
@@ -124,16 +124,16 @@ class Reloader:
             raise ConfigError(why, hint="Restart the node for that, or set fabric.bind.")
 
 
-def _document(old: Config, new: Config, live: list[str], rest: list[str], dry_run: bool) -> schema.Reload:
+def _document(old: Config, new: Config, live: list[str], rest: list[str], dry_run: bool) -> schema_check.Reload:
     before, after = (explained(each, {})["settings"] for each in (old, new))
 
-    def told(keys: list[str]) -> tuple[schema.ChangedSetting, ...]:
-        return tuple(schema.ChangedSetting(key=key, old=before[key]["value"], new=after[key]["value"]) for key in keys)
+    def told(keys: list[str]) -> tuple[schema_check.ChangedSetting, ...]:
+        return tuple(schema_check.ChangedSetting(key=key, old=before[key]["value"], new=after[key]["value"]) for key in keys)
 
-    return schema.Reload(dry_run=dry_run, applied=told(live), needs_restart=told(rest))
+    return schema_check.Reload(dry_run=dry_run, applied=told(live), needs_restart=told(rest))
 
 
-def summary(document: schema.Reload) -> str:
+def summary(document: schema_check.Reload) -> str:
     """applied: log.level; needs restart: kv.page_size"""
     parts = [("applied", document.applied), ("needs restart", document.needs_restart)]
     told = [f"{word}: {', '.join(each.key for each in found)}" for word, found in parts if found]

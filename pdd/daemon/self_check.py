@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from pdd.control import schema
+from pdd.control import schema_check
 from pdd.doctor import gather
 from pdd.doctor.facts import Library
 from pdd.doctor.report import chosen, judge
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from pdd.daemon.node import Node
 
 
-async def report(node: Node) -> schema.CheckReport:
+async def report(node: Node) -> schema_check.CheckReport:
     """libfabric is not asked again while the node has its NICs open."""
     facts = await asyncio.to_thread(
         gather.gather, node.config, (), "the running node", library=_library(node), placement=node.placement
     )
-    return schema.CheckReport(checks=tuple(judge(facts, chosen(()))))
+    return schema_check.CheckReport(checks=tuple(judge(facts, chosen(()))))
 
 
 def _library(node: Node) -> Library | None:

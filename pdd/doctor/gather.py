@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import importlib
-import math
 import os
 import re
 import socket
@@ -40,9 +39,9 @@ from pdd.doctor.facts import (
 )
 from pdd.engine.machine import free_memory
 from pdd.errors import ModelError
-from pdd.kv.layout import DTYPE_BYTES, KvLayout
 from pdd.model.config import load_config
-from pdd.model.safetensors_file import read_directory
+from pdd.model.fit import group_fit
+from pdd.model.folder import check_folder
 from pdd.topology import machine, sysfs
 from pdd.topology.files import Directory, Tree
 from pdd.topology.placement import Placement, Wanted, plan_placement
@@ -197,19 +196,20 @@ def _memory(config: Config, root: Path) -> Memory:
         free = None
     if not config.model.path:
         return Memory(free)
-    folder = Path(config.model.path)
+    folder, tp, page_size = Path(config.model.path), config.engine.tp, config.kv.page_size
     try:
         model = load_config(folder)
-        shapes = [entry.shape for entry in read_directory(folder).values()]
+        check_folder(folder)
     except (ModelError, OSError) as error:
         return Memory(free, error=str(error))
     dtype = model.dtype if config.model.dtype == "auto" else config.model.dtype
-    one = KvLayout(num_layers=model.num_layers, num_pages=1, num_kv_heads=model.num_kv_heads,
-                   page_size=config.kv.page_size, head_dim=model.head_dim, dtype=dtype)
+    fit = group_fit(model, tp, dtype=dtype, page_size=page_size, free_bytes=free or 0, fraction=config.kv.memory_fraction)
+    if fit.refused:
+        return Memory(free, error="; ".join(fit.refused))
+    one = model.kv_shape(dtype).layout_over(tp, page_size, 1)
     most = config.engine.max_batch_size * one.num_pages_for(config.model.max_context or model.max_position)
-    share = most if free is None else min(most, int(free * config.kv.memory_fraction) // one.region_bytes)
-    return Memory(free, weights=sum(math.prod(shape) for shape in shapes) * DTYPE_BYTES[dtype],
-                  kv=(config.kv.num_pages or share) * one.region_bytes)
+    pages = config.kv.num_pages or (most if free is None else min(most, max(1, fit.num_pages)))
+    return Memory(free, weights=fit.param_bytes * tp, kv=pages * fit.page_bytes * tp)
 
 
 def _credentials(config: Config) -> Iterator[Credential]:

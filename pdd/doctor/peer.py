@@ -9,7 +9,7 @@ from pathlib import Path
 from pdd.address import Address
 from pdd.config import Config
 from pdd.config_load import read_credential
-from pdd.control.schema import CheckResult
+from pdd.control.schema_check import CheckResult
 from pdd.doctor.verdict import FAIL, PASS, SKIP, Check, Verdict
 from pdd.errors import ModelError, PeerIncompatible, PeerLost, PeerUnauthenticated
 from pdd.messenger import wire
@@ -84,8 +84,8 @@ def local_node(config: Config) -> LocalNode:
 
 
 def _geometry(config: Config) -> wire.Geometry:
-    one = wire.Geometry(model="", dtype="", num_layers=1, num_kv_heads=1, head_dim=1, page_size=config.kv.page_size, tp=1,
-                        num_pages=config.kv.num_pages or 1, vocab_size=1)
+    one = wire.Geometry(model="", dtype="", num_layers=1, num_kv_heads=1, head_dim=1, page_size=config.kv.page_size,
+                        tp=config.engine.tp, num_pages=config.kv.num_pages or 1, vocab_size=1)
     if not config.model.path:
         return one
     folder = Path(config.model.path)
@@ -94,7 +94,8 @@ def _geometry(config: Config) -> wire.Geometry:
     except OSError as error:
         raise ModelError(f"{folder} cannot be read: {error.strerror}", hint="Check model.path.") from None
     dtype = model.dtype if config.model.dtype == "auto" else config.model.dtype
-    fields = {"model": identity, "dtype": dtype, "num_layers": model.num_layers, "num_kv_heads": model.num_kv_heads,
-              "head_dim": model.head_dim, "vocab_size": model.vocab_size}
+    shape = model.kv_shape(dtype)
+    fields = {"model": identity, "dtype": dtype, "num_layers": shape.num_layers, "num_kv_heads": shape.num_kv_heads,
+              "head_dim": shape.head_dim, "tiles": shape.tiles, "vocab_size": model.vocab_size}
     return wire.Geometry(**{**{name: getattr(one, name) for name in one.__struct_fields__}, **fields})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdd.control.schema import CheckResult
+from pdd.control.schema_check import CheckResult
 from pdd.doctor.checks import CHECKS
 from pdd.doctor.facts import Facts
 from pdd.doctor.verdict import Check, Verdict

@@ -18,7 +18,7 @@ import msgspec
 
 from pdd import config_load, config_sources
 from pdd.config_load import ConfigProblems
-from pdd.control import schema, stories
+from pdd.control import schema, schema_check, stories
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
 from pdd.errors import NoSuchPeer, NoSuchRequest, RefusedInState
@@ -143,27 +143,27 @@ class FakeSource:
     def metrics_text(self) -> str:
         return "pdd_batch_size 1.0\n"
 
-    async def reload(self, dry_run: bool) -> schema.Reload:
+    async def reload(self, dry_run: bool) -> schema_check.Reload:
         if self.wrong_config:
             raise ConfigProblems([config_sources.Problem("f:1:1", "log.level", '"loud" is not a level')])
-        changed = schema.ChangedSetting(key="log.level", old="info", new="debug")
-        return schema.Reload(dry_run=dry_run, applied=(changed,),
-                             needs_restart=(schema.ChangedSetting(key="kv.page_size", old=16, new=32),))
+        changed = schema_check.ChangedSetting(key="log.level", old="info", new="debug")
+        return schema_check.Reload(dry_run=dry_run, applied=(changed,),
+                             needs_restart=(schema_check.ChangedSetting(key="kv.page_size", old=16, new=32),))
 
-    async def ping(self, peer: str, count: int) -> schema.Ping:
+    async def ping(self, peer: str, count: int) -> schema_check.Ping:
         if peer not in ("p0", PEER.address):
             raise NoSuchPeer(f"no peer {peer}", hint="`pdd peers` lists them.")
-        return schema.Ping(peer="p0", address="127.0.0.1:7700", via="tcp", round_trips_seconds=(0.0009,) * count)
+        return schema_check.Ping(peer="p0", address="127.0.0.1:7700", via="tcp", round_trips_seconds=(0.0009,) * count)
 
-    async def compare(self, peer: str) -> schema.Comparison:
-        fields = (schema.ComparedField(field="page_size", ours="32", theirs="16", matters=False),
-                  schema.ComparedField(field="dtype", ours="bfloat16", theirs="float32", matters=True))
-        return schema.Comparison(peer="p0", address="127.0.0.1:7700", compatible=False, fields=fields)
+    async def compare(self, peer: str) -> schema_check.Comparison:
+        fields = (schema_check.ComparedField(field="page_size", ours="32", theirs="16", matters=False),
+                  schema_check.ComparedField(field="dtype", ours="bfloat16", theirs="float32", matters=True))
+        return schema_check.Comparison(peer="p0", address="127.0.0.1:7700", compatible=False, fields=fields)
 
-    async def check(self) -> schema.CheckReport:
-        found = schema.CheckResult(id="D020", group="limits", title="locked memory", level="fail", message="8 MB", observed=8,
+    async def check(self) -> schema_check.CheckReport:
+        found = schema_check.CheckResult(id="D020", group="limits", title="locked memory", level="fail", message="8 MB", observed=8,
                                    expected=9, fix=("raise it",))
-        return schema.CheckReport(checks=(found,))
+        return schema_check.CheckReport(checks=(found,))
 
     def stacks(self) -> schema.Stacks:
         return schema.Stacks(pid=1, threads=(schema.ThreadStack(name="MainThread", frames=()),))

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pdd.commands import documents as printed
-from pdd.control import schema
+from pdd.control import schema, schema_check
 from pdd.control.client import Client
 from pdd.topology import report, source
 from tests.control import fake_daemon
@@ -66,10 +66,10 @@ def test_what_is_sent_has_exactly_the_members(daemon: fake_daemon.Running) -> No
     holds(client.get("/v1/config", private=True), printed.Settings)
     holds(client.get("/version"), schema.Version)
     holds(client.delete("/v1/requests/r-1"), schema.Cancelled)
-    holds(client.post("/v1/reload"), schema.Reload)
-    holds(client.get("/v1/check", private=True), schema.CheckReport)
-    holds(client.post("/v1/peers/p0/ping", {"count": 2}), schema.Ping)
-    holds(client.get("/v1/peers/127.0.0.1:7700/compare", private=True), schema.Comparison)
+    holds(client.post("/v1/reload"), schema_check.Reload)
+    holds(client.get("/v1/check", private=True), schema_check.CheckReport)
+    holds(client.post("/v1/peers/p0/ping", {"count": 2}), schema_check.Ping)
+    holds(client.get("/v1/peers/127.0.0.1:7700/compare", private=True), schema_check.Comparison)
     lines = client.stream("/v1/events?topics=status,requests&interval=100ms", idle_timeout=10)
     holds(next(lines), schema.EventLine)
     daemon.source.uptime += 1
@@ -98,7 +98,7 @@ def test_what_is_printed_has_exactly_the_members(pdd: Any, daemon: fake_daemon.R
     holds(out("-i", "nobody", "version"), printed.Versions)
     holds(out("config", "show", "--set", "node.role=both", "--set", "model.path=/m"), printed.Settings)
     holds(out("config", "env", "--set", "node.role=both", "--set", "model.path=/m"), printed.Variables)
-    holds(out("check"), schema.CheckReport)
+    holds(out("check"), schema_check.CheckReport)
     check = out("config", "check", str(wrong))
     holds(check, printed.ConfigCheck)
     assert check["problems"][0]["line"] == 2

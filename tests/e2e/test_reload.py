@@ -80,7 +80,7 @@ def test_a_reload_applies_what_can_be_and_refuses_a_wrong_file_as_a_whole(
         until(lambda: ready.append(systemd.heard()) or any("READY=1" in each for each in ready))
         file.write_text(text.replace(str(one), str(two)) + 'max_attempts = 7\n[log]\nlevel = "debug"\n[kv]\npage_size = 32\n'
                         "[scheduler]\nmax_queue = 3\n[debug]\nallow_stacks = false\n")
-        assert client.get("/v1/debug/stacks", private=True)["threads"][0]["name"] == "MainThread"
+        assert "MainThread" in {each["name"] for each in client.get("/v1/debug/stacks", private=True)["threads"]}
         tried = client.post("/v1/reload", {"dry_run": True})
         assert live("log.level") == "info"
         done = client.post("/v1/reload")
