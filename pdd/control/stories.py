@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pdd.control import schema
+from pdd.control.schema import Request, Stacks
 
 
 class ExplainStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,5 +188,5 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[FlightChange, ...] = ()  # the oldest first
     plans: tuple[FlightPlan, ...] = ()  # the latest writes, the oldest first
     plans_unknown: str | None = None  # why there are none
-    requests: tuple[schema.Request, ...] = ()
-    stacks: schema.Stacks | None = None  # null where debug.allow_stacks is false
+    requests: tuple[Request, ...] = ()
+    stacks: Stacks | None = None  # null where debug.allow_stacks is false
