@@ -2,7 +2,7 @@
 
     python tests/bench/bench_tp.py [--repeats N] [--json OUT]
 
-Real rank processes behind the real executor, and a random model in which the products dominate (bf16, 360 M parameters).
+Real rank processes behind the real executor, and a random model in which the products dominate (bf16, 210 M parameters).
 Beside it what the ranks pay for working together: a sum over two ranks of the tensor that a step adds up twice a layer, by
 our shared memory and by gloo over loopback, each in two processes that do nothing else. The step has one such sum more, for
 the embedding.
@@ -25,10 +25,11 @@ from pdd.engine.executor import RankExecutor
 from pdd.engine.rank_process import rank_environment
 from pdd.engine.rank_protocol import RankInit
 from pdd.model.demo import write_demo_model
-from tests.bench.common import arguments, median, prompt_of, report
+from tests.bench.bench_fabric import cpu_seconds, judge
+from tests.bench.common import arguments, median, prompt_of
 
-HIDDEN, LAYERS = 2048, 8
-CONTEXT_TOKENS, BATCHES = 128, (1, 8)
+HIDDEN, LAYERS = 2048, 4
+CONTEXT_TOKENS, BATCHES = 16, (1, 8)
 STEPS = 8  # of a turn
 BOUND = 0.75  # a step of two ranks over one of one
 SUMS = 400
@@ -40,7 +41,8 @@ class Ranks:
     def __init__(self, model: pathlib.Path, tp: int) -> None:
         init = RankInit(str(model), world=tp, num_pages=256, max_context=2048, threads=1)
         self.executor = RankExecutor(init, step_timeout=60)
-        self.param_bytes = sum(info.ready.param_bytes for info in self.executor.start())
+        ranks = [info.ready for info in self.executor.start()]
+        self.param_bytes, self.pids = sum(rank.param_bytes for rank in ranks), [rank.pid for rank in ranks]
         self._step = self._next_row = 0
 
     def decode(self, batch: int) -> list[float]:
@@ -114,12 +116,16 @@ def main() -> int:
         )
         ours, gloo = measure_sums(directory)
         ranks = {tp: Ranks(model, tp) for tp in (1, 2)}
+        pids = [os.getpid(), *ranks[1].pids, *ranks[2].pids]
         seconds: dict[tuple[int, int], list[float]] = {}
         try:
+            start, (everyone, own) = time.perf_counter(), cpu_seconds(pids)
             for _ in range(options.repeats):
                 for batch in BATCHES:
                     for tp, each in ranks.items():
                         seconds.setdefault((tp, batch), []).append(median(each.decode(batch)))
+            everyone_now, own_now = cpu_seconds(pids)
+            foreign = ((everyone_now - everyone) - (own_now - own)) / (time.perf_counter() - start)
         finally:
             for each in ranks.values():
                 each.executor.close()
@@ -130,9 +136,10 @@ def main() -> int:
         sums = (2 * LAYERS + 1) * ours[batch]
         rows.append({"batch": batch, "TP 1 ms": one * 1e3, "TP 2 ms": two * 1e3, "ratio": ratio,
                      "one sum us": ours[batch] * 1e6, "all sums of TP 2": sums / two, "gloo us": gloo[batch] * 1e6,
-                     "weights GB/s, TP 1": ranks[1].param_bytes / one / 1e9, "TP 2": ranks[2].param_bytes / two / 1e9})
+                     "weights GB/s, TP 1": ranks[1].param_bytes / one / 1e9, "TP 2": ranks[2].param_bytes / two / 1e9,
+                     "foreign": foreign})
         bounds.append((f"a step of two ranks over one of one, batch {batch}", ratio, "<=", BOUND))
-    return report("tensor parallel", rows, bounds, options.json)
+    return judge("tensor parallel", rows, bounds, options.json, foreign)
 
 
 if __name__ == "__main__":
