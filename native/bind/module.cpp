@@ -275,8 +275,8 @@ void bind_memory(nb::module_& m) {
         .def(
             "__init__",
             [](Barrier* self, int fd, uint32_t rank, uint32_t world, double spin) {
-                new (self) Barrier(unwrap(
-                    Barrier::map(fd, rank, world, std::chrono::microseconds(static_cast<int64_t>(spin * 1e6)))));
+                new (self) Barrier(
+                    unwrap(Barrier::map(fd, rank, world, std::chrono::microseconds(static_cast<int64_t>(spin * 1e6)))));
             },
             "fd"_a, "rank"_a, "world"_a, nb::kw_only(), "spin"_a = 0.0)
         .def("wait", &Barrier::wait, nb::call_guard<nb::gil_scoped_release>());

@@ -15,7 +15,8 @@ namespace pdd {
 
 class Barrier {
   public:
-    // Maps the first `world` lines of `fd`; the caller keeps and closes the fd. A wait looks for `spin` before it sleeps.
+    // Maps the first `world` lines of `fd`; the caller keeps and closes the fd. A wait looks for `spin` before it
+    // sleeps.
     static Result<Barrier> map(int fd, uint32_t rank, uint32_t world, std::chrono::microseconds spin);
 
     // Returns once every rank has called it as often as this one. What they wrote before is visible after. One thread.
