@@ -231,7 +231,7 @@ def check(
     live: Annotated[bool, typer.Option("--live", help="Ask the running node what it sees.")] = False,
     assignments: Assignments = None,
 ) -> None:
-    """Whether this machine and its settings fit a node, and what to do."""
+    """Whether machine and settings fit a node."""
     from pdd.commands.check import check as run
 
     raise typer.Exit(run(ctx.obj, only, strict, peer or [], under_unit, live, assignments or []))
