@@ -69,6 +69,7 @@ def test_who_holds_a_port(tmp_path: Path) -> None:
     write(tmp_path, "proc/4121/comm", "vllm\n")
     (tmp_path / "proc/4121/fd").mkdir()
     os.symlink("socket:[4711]", tmp_path / "proc/4121/fd/5")
+    os.symlink("socket:[4712]", tmp_path / "proc/4121/fd/6")
     assert holders.of_port(8000, tmp_path) == Process(4121, "vllm")
     assert holders.of_port(8001, tmp_path) is None  # a connection, and no listener
 

@@ -24,6 +24,9 @@ def test_what_differs_and_what_of_it_is_taken_over() -> None:
     assert (now.log.level, now.drain.timeout, now.kv.page_size) == ("debug", 5.0, old.kv.page_size)
     assert reload.changes(now, new) == ["kv.page_size"]  # told again at the next reload
     assert reload.changes(old, config()) == []
+    both = config("peers.max_attempts=7", "peers.heartbeat=100ms")
+    now = reload.taken_over(old, both, ["peers.max_attempts"])
+    assert (now.peers.max_attempts, now.peers.heartbeat) == (7, old.peers.heartbeat)  # not the whole section
 
 
 def test_systemd_is_told_that_a_node_lives_while_engine_and_loop_do() -> None:
