@@ -128,8 +128,7 @@ def _peer(options: Globals, address: Address, config: Config, facts: Any) -> lis
             return [result("D070", address, "fail", error.message, fix=("is this its peers.listen?",))]
         return [result("D070", address, "pass", "`pdd bench kv --listen` answers"), *_write_tests(options, address, facts)]
     except PddError as error:
-        fix = (error.hint,) if error.hint else ()
-        return [result("D070", address, "fail", error.message, fix=fix)]
+        return [result("D070", address, "fail", error.message, fix=(error.hint or "is this its peers.listen?",))]
     if not any(each.level == "fail" for each in found):
         how = "a serving node is not written to: run `pdd bench kv --listen HOST:PORT --keep` there, and give that port"
         found.append(result("D074", address, "skip", how))

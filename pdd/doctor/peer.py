@@ -24,7 +24,7 @@ _TITLES = {"D070": "reached", "D071": "token", "D072": "fits", "D073": "round tr
 
 
 def result(id: str, address: Address, level: str, message: str, **more: object) -> CheckResult:
-    found = Verdict(level, f"{address}: {message}", **more)  # type: ignore[arg-type]
+    found = Verdict(level, f"{address}: {message.removeprefix(f'{address} ')}", **more)  # type: ignore[arg-type]
     check = Check(id, "peer", _TITLES[id], lambda facts: found)
     return CheckResult(id=check.id, group=check.group, title=check.title, level=level, message=found.message,
                        observed=found.observed, expected=found.expected, fix=found.fix)

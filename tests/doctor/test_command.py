@@ -57,7 +57,8 @@ def test_wrong_settings_and_strictness(pdd: Pdd, tmp_path: Path, tiny_model: Pat
 def test_a_peer_that_is_not_there(pdd: Pdd) -> None:
     found = rows(pdd, "check", "--only", "peer", "--peer", "127.0.0.1:1", code=7)
     assert list(found) == ["D070"]
-    assert "Connection refused" in found["D070"]["message"]
+    assert found["D070"]["message"] == "127.0.0.1:1: does not answer: Connection refused"
+    assert all(found["D070"]["fix"])
     assert pdd("check", "--peer", "nonsense").returncode == 2
 
 
