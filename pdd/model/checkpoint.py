@@ -20,7 +20,7 @@ from pdd.model.safetensors_file import TensorEntry, read_directory
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
            "F8_E4M3": torch.float8_e4m3fn}
-_BAND_BYTES = 32 << 20  # of a file's pages that are mapped in at a time
+_BAND_BYTES = 8 << 20  # of a file's pages that are mapped in at a time
 _FAULT_AROUND = 2 << 20  # the kernel maps what the page cache has around a fault, up to the largest folio
 
 

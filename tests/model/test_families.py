@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pdd.model.demo import write_demo_model
+from pdd.model.families import FAMILIES
 from tests.model.model_harness import Harness
 from tests.model.oracle import GENERATED, reference, text
 
@@ -48,8 +49,13 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("case", CASES)
+def cases() -> list[Any]:
+    """Each family on 1, 2 and 4 ranks; its variants on 2 in `make test-all` only."""
+    return [pytest.param(case, world, marks=pytest.mark.slow if world == 2 and case not in FAMILIES else ())
+            for case in CASES for world in (1, 2, 4)]
+
+
+@pytest.mark.parametrize(("case", "world"), cases())
 def test_greedy_tokens_equal_transformers(case: str, world: int, model_of: Any) -> None:
     """Mixed batches: prompts around a page's edge, odd chunks, some decoding while others still prefill."""
     model, expected = model_of(case)

@@ -24,11 +24,10 @@ def test_what_is_counted_is_what_loading_takes(family: str, tmp_path: Path) -> N
         config = load_config(model := write_demo_model(tmp_path / str(len(case)) / "".join(case), family, **case))
         assert num_parameters(config) == sum(
             entry.nbytes // 4 for entry in _entries(model))
-        for world in (1, 2, 4):
+        for world, dtype in ((1, "float32"), (4, "bfloat16")):
             for rank in range(world):
-                for dtype in ("float32", "bfloat16"):
-                    loaded = load_model(model, config, dtype=dtype, max_context=64, shard=Shard(rank, world))
-                    assert param_bytes(config, Shard(rank, world), dtype) == loaded.param_bytes
+                loaded = load_model(model, config, dtype=dtype, max_context=64, shard=Shard(rank, world))
+                assert param_bytes(config, Shard(rank, world), dtype) == loaded.param_bytes
 
 
 def _entries(model: Path) -> list:
