@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
-from pdd import units
+from pdd import names, units
 from pdd.address import parse_address
 
 Role = Literal["prefill", "decode", "both"]
@@ -114,7 +114,7 @@ PeerAddress = Annotated[str, AfterValidator(_peer_address)]
 Strings = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
 PeerAddresses = Annotated[tuple[PeerAddress, ...], BeforeValidator(_tuple)]
 CompatNames = Annotated[tuple[Annotated[str, AfterValidator(_compatible)], ...], BeforeValidator(_tuple)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Name = Annotated[str, Field(pattern=names.PATTERN)]
 
 
 def _hostname() -> str:

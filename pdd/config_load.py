@@ -12,13 +12,14 @@ import difflib
 import itertools
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import SecretStr, ValidationError
 
 from pdd import config_sources as sources
+from pdd import names
 from pdd.address import parse_address
 from pdd.config import Api, Config, all_fields, sections, text_form, values
 from pdd.config_sources import Origin, Problem, Setting
@@ -33,13 +34,16 @@ class ConfigProblems(ConfigError):
     """Every mistake found in one load. `str()` is one line per mistake, then the count.
 
     `usable`: config and origins of what is not wrong, with defaults for the rest, where there is as much as that.
+    `wrong`: the keys of that rest.
     """
 
-    def __init__(self, problems: Sequence[Problem], usable: tuple[Config, Origins] | None = None) -> None:
+    def __init__(self, problems: Sequence[Problem], usable: tuple[Config, Origins] | None = None,
+                 wrong: Set[str] = frozenset()) -> None:
         count = counted(len(problems), "problem")
         super().__init__("\n".join([*(str(problem) for problem in problems), count]))
         self.problems = tuple(problems)
         self.usable = usable
+        self.wrong = wrong
 
 
 def load(
@@ -63,7 +67,7 @@ def load(
         ConfigProblems: everything that is wrong.
     """
     env = os.environ if env is None else env
-    found, problems = _read_files(file, env, search)
+    found, problems, files = _read_files(file, env, search)
     if problems:  # what else would be reported is what the unread part may well say
         raise ConfigProblems(problems)
     from_env, strange = sources.read_environment(env)
@@ -83,11 +87,12 @@ def load(
             winners[setting.key] = setting
         elif (problem := _unknown_key(setting, unknown_sections)) is not None:
             problems.append(problem)
-    config, field_problems = _validate(winners, demo)
+    config, field_problems, wrong = _validate(winners, demo)
     problems += field_problems
     origins = {key: winners[key].origin if key in winners else Origin("default") for key in known}
     if problems:
-        raise ConfigProblems(sorted(problems, key=reading_order), (config, origins))
+        problems = [of_file(problem, files) for problem in problems]
+        raise ConfigProblems(sorted(problems, key=reading_order), (config, origins), wrong)
     return config, origins
 
 
@@ -101,22 +106,33 @@ def explained(config: Config, origins: Mapping[str, Origin]) -> dict[str, Any]:
     return {"schema": "pdd.config/1", "settings": settings}
 
 
-def reading_order(problem: Problem) -> tuple[bool, str, int]:
-    return problem.file is None, problem.file or problem.place, problem.line or 0
+def reading_order(problem: Problem) -> tuple[bool, str, bool, int]:
+    return problem.file is None, problem.file or problem.place, problem.line is None, problem.line or 0
 
 
-def _read_files(file: Path | None, env: Mapping[str, str], search: bool) -> tuple[list[Setting], list[Problem]]:
+def of_file(problem: Problem, files: Sequence[Path]) -> Problem:
+    """With the first of the files that were read, where it names no place: what is missing has none."""
+    if problem.place or not files:
+        return problem
+    return dataclasses.replace(problem, place=str(files[0]), file=str(files[0]))
+
+
+def _read_files(
+    file: Path | None, env: Mapping[str, str], search: bool
+) -> tuple[list[Setting], list[Problem], list[Path]]:
+    """Settings, mistakes, and the files that were read, the weakest first."""
     if file is None and search:
         candidates = sources.search_path(env, is_root=os.geteuid() == 0)
         named = bool(env.get(sources.FILE_VARIABLE))
         file = next((path for path in candidates if named or path.is_file()), None)
     found: list[Setting] = []
     problems: list[Problem] = []
-    for path in sources.with_drop_ins(file) if file else []:
+    files = sources.with_drop_ins(file) if file else []
+    for path in files:
         settings, mistakes = sources.read_file(path)
         found += settings
         problems += mistakes
-    return found, problems
+    return found, problems, files
 
 
 # -- one setting -------------------------------------------------------------------------------------------------------
@@ -190,8 +206,8 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _validate(winners: Mapping[str, Setting], demo: bool) -> tuple[Config, list[Problem]]:
-    """The config, where wrong settings have their defaults, and what is wrong."""
+def _validate(winners: Mapping[str, Setting], demo: bool) -> tuple[Config, list[Problem], Set[str]]:
+    """The config, where wrong settings have their defaults, what is wrong, and the keys of those settings."""
     known = all_fields()
     values = {key: _typed(setting, known[key]) for key, setting in winners.items()}
     origins = {key: setting.origin for key, setting in winners.items()}
@@ -214,8 +230,8 @@ def _validate(winners: Mapping[str, Setting], demo: bool) -> tuple[Config, list[
         more = [rule for rule in _cross_checks(usable, origins, demo, entries) if not rule.keys & wrong]
         # What a rule says of a list as a whole is not known while entries of it are wrong.
         told = [rule.problem for rule in more if rule.is_of_entry or not rule.keys & entries.keys()]
-        return usable, [*problems.values(), *told]
-    return config, [rule.problem for rule in _cross_checks(config, origins, demo, {})]
+        return usable, [*problems.values(), *told], wrong
+    return config, [rule.problem for rule in _cross_checks(config, origins, demo, {})], frozenset()
 
 
 def _good_entries(entries: Sequence[Any], wrong: set[int | None]) -> list[int]:
@@ -256,7 +272,7 @@ def _explain(key: str, field: Any, item: Any) -> str:
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
     if item["type"] == "string_pattern_mismatch":
-        return f"{shown} is not a valid {name}"
+        return f"{shown} is not a valid {name}: {names.RULE}"
     bound = next(iter(item.get("ctx", {}).values()), None)
     form = text_form(field)
     limit = form.format(bound) if form and bound else bound

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,13 +119,47 @@ def _syntax_problem(path: Path, text: str, error: ValueError) -> Problem:
     found = re.search(r"\(at line (\d+), column (\d+)\)", message)
     line, column = (int(found[1]), int(found[2])) if found else (text.count("\n") + 1, 1)
     reason = message.split(" (at ")[0]
-    return Problem(
-        f"{path}:{line}:{column}", "", f"not TOML: {reason[0].lower()}{reason[1:]}", None, str(path), line, column
-    )
+    reason = _in_words(text, line, reason) or f"{reason[0].lower()}{reason[1:]}"
+    return Problem(f"{path}:{line}:{column}", "", f"not TOML: {reason}", None, str(path), line, column)
+
+
+def _in_words(text: str, number: int, reason: str) -> str | None:
+    """What is wrong in line `number`, where that is a slip that is often made."""
+    lines = text.split("\n")
+    line, before = lines[number - 1] if number <= len(lines) else "", lines[: number - 1]
+    header, pair = _TABLE.match(line), _KEY.match(line)
+    if header and reason.startswith("Cannot declare"):
+        return f"[{header[1]}] is there twice{_first(before, _path(header[1]))}"
+    if pair is None:
+        return None
+    key, value = pair[1], line[pair.end() :].partition("#")[0].strip()
+    if reason.startswith("Cannot overwrite"):
+        section = next((found[1] for each in reversed(before) if (found := _TABLE.match(each))), "")
+        return f"{key} is there twice{_first(before, (*_path(section), *_path(key)))}"
+    if reason.startswith("Illegal character '\\n'"):
+        return f"the text of {key} has no quote at its end"
+    if not reason.startswith(("Invalid value", "Expected newline")):
+        return None
+    if not value:
+        return f"{key} has no value"
+    if value.lower() in ("true", "false"):
+        return f"{key}: {value} is written {value.lower()}"
+    return f'text needs quotes: {key} = "{value}"' if _BARE_TEXT.fullmatch(value) else None
+
+
+def _path(name: str) -> tuple[str, ...]:
+    return tuple(part.strip().strip("\"'") for part in name.split(".")) if name else ()
+
+
+def _first(before: Sequence[str], path: tuple[str, ...]) -> str:
+    """Where a key stands among the lines before."""
+    place = positions("\n".join(before)).get(path)
+    return "" if place is None else f", first in line {place[0]}"
 
 
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _KEY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
+_BARE_TEXT = re.compile(r"[^\s\"'\[\]{}=,]+")
 _TABLE = re.compile(r"\s*\[\[?\s*([^\]\n]+?)\s*\]")
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:\\.|[^"\\\n])*"|\'[^\'\n]*\'|#[^\n]*|[\[\]{}]|\n', re.S
@@ -143,7 +177,7 @@ def positions(text: str) -> dict[tuple[str, ...], tuple[int, int]]:
         if match is None:
             continue
         start = match.start(1)
-        path = tuple(part.strip().strip("\"'") for part in match[1].split("."))
+        path = _path(match[1])
         if header:
             table = path
         else:

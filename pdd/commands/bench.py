@@ -72,6 +72,9 @@ def kv(options: Globals, where: Where, wanted: Mapping[str, Any], nics: str, pro
 
         print_json(msgspec.to_builtins(report))
     else:
+        if where.loopback and provider == "auto":
+            note(options, f"pdd: over {report.reader.provider}, as between machines; two nodes of one machine exchange KV "
+                          "through its memory, which --provider local measures")
         print(text(report))
 
 

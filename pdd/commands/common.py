@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pdd import units
+from pdd import names, units
 from pdd.control import paths
 from pdd.errors import HOW_TO_INSTALL, NotInstalled, PddError, UsageError
 
@@ -44,7 +44,9 @@ class Globals:
 
     @property
     def instance(self) -> str | None:
-        """The one that was named. Raises UsageError for several, which only `pdd top` takes."""
+        """The one that was named. Raises UsageError for several, which only `pdd top` takes, and for what is no name."""
+        for name in self.instances:
+            _check_name("-i", name)
         return _only("-i", self.instances)
 
     @property
@@ -61,7 +63,9 @@ class Globals:
         """RUN_DIR/NAME: of -i, else of PDD_NODE__NAME, else the only instance there is (the only one that answers, where
         others left their sockets behind), else that of the host name."""
         run_dirs, found = self._found()
-        name = self.instance or os.environ.get("PDD_NODE__NAME")
+        name = self.instance
+        if name is None and (name := os.environ.get("PDD_NODE__NAME") or None):
+            _check_name("PDD_NODE__NAME", name)
         if name is None and self.socket is None:
             host = socket.gethostname().split(".")[0]
             if len(found) > 1:
@@ -78,6 +82,8 @@ class Globals:
         """Of all that -i names, else of all that answer, else of the one that `instance_dir` finds."""
         run_dirs, found = self._found()
         if len(self.instances) > 1:
+            for name in self.instances:
+                _check_name("-i", name)
             return [found.get(name, run_dirs[0] / name) for name in self.instances]
         if not self.instances and not os.environ.get("PDD_NODE__NAME"):
             alive = [at for _, at in sorted(found.items()) if paths.answers(at)]
@@ -91,6 +97,11 @@ class Globals:
         chosen = self.run_dir or (Path(configured_dir) if configured_dir else None)
         run_dirs = [chosen] if chosen else paths.run_dirs()
         return run_dirs, {name: at / name for at in reversed(run_dirs) for name in paths.instances(at)}
+
+
+def _check_name(where: str, name: str) -> None:
+    if not names.is_name(name):
+        raise UsageError(f'{where}: "{name}" is not a node name: {names.RULE}')
 
 
 _Named = TypeVar("_Named")

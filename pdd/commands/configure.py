@@ -14,7 +14,7 @@ from pdd import config
 from pdd.commands import preflight
 from pdd.commands.common import Globals, print_json
 from pdd.config import Config
-from pdd.config_load import ConfigProblems, Origins, explained, load, reading_order
+from pdd.config_load import ConfigProblems, Origins, explained, load, of_file, reading_order
 from pdd.config_sources import Problem, variable_name
 from pdd.errors import EXIT_CONFIG
 from pdd.units import counted
@@ -31,7 +31,10 @@ def check(options: Globals, file: Path | None, assignments: Sequence[str]) -> in
     except ConfigProblems as error:
         problems, usable = [*error.problems], error.usable
     if usable is not None:  # a wrong setting has its default here, so nothing is said about it twice
-        problems = sorted([*problems, *preflight.problems(*usable)], key=reading_order)
+        found = [*problems, *preflight.problems(*usable)]
+        if (named := file or options.config) is not None:
+            found = [of_file(problem, [named]) for problem in found]
+        problems = sorted(found, key=reading_order)
     if options.json:
         fields = ("file", "line", "column", "key", "message", "suggestion", "level", "id", "hint")
         rows = [{name: getattr(problem, name) for name in fields} for problem in problems]
@@ -42,11 +45,26 @@ def check(options: Globals, file: Path | None, assignments: Sequence[str]) -> in
 
 
 def show(options: Globals, origin: bool, defaults: bool, live: bool, assignments: Sequence[str]) -> None:
-    """The settings that a `serve` from here would have, or that the running node has."""
+    """The settings that a `serve` from here would have, or that the running node has.
+
+    Raises:
+        ConfigProblems: some are wrong or missing; the others were printed.
+    """
     if live:
-        document = options.client().get("/v1/config", private=True)
-    else:
+        _show(options, options.client().get("/v1/config", private=True), origin, defaults)
+        return
+    try:
         document = explained(*load(options.config, assignments=assignments))
+    except ConfigProblems as error:
+        if error.usable is not None:
+            document = explained(*error.usable)
+            document["settings"] = {key: each for key, each in document["settings"].items() if key not in error.wrong}
+            _show(options, document, origin, defaults)
+        raise
+    _show(options, document, origin, defaults)
+
+
+def _show(options: Globals, document: dict[str, Any], origin: bool, defaults: bool) -> None:
     if options.json:
         print_json(document)
         return

@@ -38,6 +38,8 @@ def _print_status(options: Globals, document: dict[str, Any]) -> None:
         return
     print(status_line(options, document), flush=True)
     for finding in document["findings"]:
+        if finding["level"] == "info" and not options.verbose:  # nothing to do about it; `pdd top` shows it, too
+            continue
         print(f"! {finding['message']}  [{finding['id']}]")
     for alarm in _alarms(document):
         print(f"! {alarm}")
@@ -169,8 +171,15 @@ def request(options: Globals, request_id: str) -> None:
     if options.json:
         print_json(document)
         return
+    over = document["state"] == "finished"
     for name, value in document.items():
-        if value is not None and name != "schema":
+        if value is None or name == "schema":
+            continue
+        if over and name == "age_seconds":
+            print(f"{'took':17} {show_duration(value)}")
+        elif over and name == "state_age_seconds":
+            print(f"{'finished':17} {show_duration(value)} ago")
+        elif not (over and name == "state"):
             print(f"{_NAMES.get(name, name.removesuffix('_seconds').replace('_', ' ')):17} {_shown(name, value)}")
 
 

@@ -12,7 +12,7 @@ from pdd.commands import preflight
 from pdd.commands.common import Globals, print_json, require_native
 from pdd.commands.configure import toml_text
 from pdd.config import Config, all_fields, values
-from pdd.errors import EXIT_BUG, HOW_TO_INSTALL, NotInstalled, PddError, no_space
+from pdd.errors import EXIT_BUG, HOW_TO_INSTALL, NotInstalled, PddError, UsageError, no_space
 from pdd.version import VERSION
 
 _FLAG_KEYS = {
@@ -41,6 +41,9 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
 
     def read() -> tuple[Config, config_load.Origins, list[config_sources.Problem]]:
         config, origins = config_load.load(options.config, flags=settings, assignments=assignments, demo=demo)
+        if demo and origins["model.path"].kind == "flag":
+            raise UsageError("--demo makes a model of its own: give either that or --model DIR",
+                             hint="See `pdd serve --help`.")
         problems = preflight.problems(config, origins, demo=demo, starting=True)
         preflight.refuse(problems)
         return config, origins, problems
@@ -48,12 +51,14 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
     config, origins, problems = read()
     _check_installation()
     if dry_run:
-        _show(options, config, origins)
+        _show(options, config, origins, demo)
         return 0
     log.setup(config.log.level, config.log.format)
     log_ring.attach()
     for problem in problems:
         logging.getLogger("pdd").warning("%s", problem)
+    if demo and config.model.path:
+        logging.getLogger("pdd").warning("--demo: model.path (%s) is not used", origins["model.path"])
     from pdd.daemon.main import run
 
     try:
@@ -78,13 +83,14 @@ def _check_installation() -> None:
         raise NotInstalled("a node needs torch, which is not installed", hint=HOW_TO_INSTALL)
 
 
-def _show(options: Globals, config: Config, origins: config_load.Origins) -> None:
+def _show(options: Globals, config: Config, origins: config_load.Origins, demo: bool) -> None:
     """What would run."""
     if options.json:
         print_json(config_load.explained(config, origins))
         return
     found = values(config)
-    print(f"pdd {VERSION} {config.node.role} {config.node.name}  model {config.model.path or '(demo)'}")
+    print(f"pdd {VERSION} {config.node.role} {config.node.name}  model {'(demo)' if demo else config.model.path}")
     for key, field in all_fields().items():
         if origins[key].kind != "default":
-            print(f"  {key} = {toml_text(field, found[key])}  # {origins[key]}")
+            unused = "; not used: --demo" if demo and key == "model.path" else ""
+            print(f"  {key} = {toml_text(field, found[key])}  # {origins[key]}{unused}")

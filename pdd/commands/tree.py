@@ -148,8 +148,12 @@ def requests(
         look.requests(ctx.obj)
     elif action in ("show", "cancel") and request_id is not None:
         (look.request if action == "show" else look.cancel)(ctx.obj, request_id)
+    elif action in ("show", "cancel"):
+        raise UsageError(f"{action} needs an ID", hint="`pdd requests` lists the live ones.")
+    elif action == "ls":
+        raise UsageError(f"ls takes no ID: write `pdd requests show {request_id}`")
     else:
-        raise UsageError("write `pdd requests`, `pdd requests show ID` or `pdd requests cancel ID`")
+        raise UsageError(f'"{action}" is none of ls, show, cancel', hint="See `pdd requests --help`.")
 
 
 @app.command(cls=_Command, epilog=_OF_A_NODE)
@@ -296,7 +300,7 @@ def top(
     run(ctx.obj, TopOptions(once, count, seconds, ascii_only, tab, rows, record, replay, host or (), admin))
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_also("-i NAME", "--timeout TIME"))
 def events(
     ctx: typer.Context,
     topic: Annotated[
@@ -310,7 +314,7 @@ def events(
     run(ctx.obj, [name for name in topic.split(",") if name], duration(interval, "--interval"))
 
 
-@app.command()
+@app.command(cls=_Command, epilog=_OF_A_NODE)
 def logs(
     ctx: typer.Context,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is logged from now on.")] = False,

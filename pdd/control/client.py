@@ -138,16 +138,22 @@ class Client:
         others = [other for other in paths.instances(socket.parent.parent) if other != name]
         more = f" Other instances: {', '.join(others)} (choose with -i NAME)." if others else ""
         if isinstance(error, FileNotFoundError):
-            return DaemonNotRunning(
-                f"no daemon at {socket}",
-                hint=f"It is not running: `systemctl status pdd@{name}`, `pdd serve --name {name}`.{more}",
-            )
+            return DaemonNotRunning(f"no daemon at {socket}", hint=f"It is not running: {_to_start(socket.parent)}.{more}")
         if isinstance(error, ConnectionRefusedError):
             return DaemonNotRunning(
                 f"no daemon at {socket}: the socket is left over", hint=f"It died: see its log.{more}"
             )
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return DaemonNotRunning(f"the daemon at {socket} cannot be asked: {reason}", hint=more.strip())
+
+
+def _to_start(directory: Path) -> str:
+    """What looks at, or starts, the node whose sockets would lie there."""
+    name, run_dir = directory.name, directory.parent
+    if run_dir == paths.SYSTEM_RUN_DIR:
+        return f"`systemctl status pdd@{name}`, `pdd serve --name {name}`"
+    where = "" if run_dir == paths.default_run_dir() else f" --run-dir {run_dir}"
+    return f"`pdd serve --name {name}{where}` starts it"
 
 
 def _went_away(socket: Path) -> DaemonNotRunning:
@@ -159,7 +165,8 @@ def _denied(socket: Path) -> AccessDenied:
     try:
         info = os.stat(socket)
         owner = f" ({_name(info.st_uid, user=True)}:{_name(info.st_gid, user=False)} {stat.S_IMODE(info.st_mode):04o})"
-        join = f" Join {_name(info.st_gid, user=False)}, then log in again."
+        group = _name(info.st_gid, user=False)
+        join = f" Join {group}, then log in again." if info.st_gid else " Run as root, or set control.group for that node."
     except OSError:
         owner = join = ""
     groups = ", ".join(_name(gid, user=False) for gid in os.getgroups()) or "none"

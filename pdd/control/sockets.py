@@ -66,7 +66,11 @@ class ControlSockets:
             raise
 
     def close(self) -> None:
-        """Removes the socket files that are still ours, then gives up the lock. Idempotent."""
+        """Removes the socket files that are still ours, then gives up the lock. Idempotent.
+
+        The lock's file and the directory stay: whoever starts a node of this name may have opened the file already and will
+        lock it as soon as we let go, while a third would make and lock another one. Clients go by the sockets.
+        """
         if self._lock < 0:
             return
         for file, inode in self._inodes.items():

@@ -144,6 +144,7 @@ class Ledger:
             return
         entry.peer, entry.asked, entry.why, entry.via = done.peer, done.asked, done.why, done.via
         if done.whole:
+            entry.why = f"all KV came from {done.peer}"
             entry.whole, entry.pages, entry.units, entry.bytes = done.finished, done.pages, done.units, done.bytes
 
     def job_done(self, job: JobDone) -> None:

@@ -256,6 +256,7 @@ def test_errors_as_json(pdd: Pdd) -> None:
         "config",
         "requests show",
         "requests ls x",
+        "requests nope",
         "--timeout five status",
         "top --interval 1h",
         "-i",
@@ -442,7 +443,7 @@ def test_config_check_prints_every_mistake_and_exits_78(pdd: Pdd, tmp_path: Path
     assert result.stdout.splitlines() == [
         f'{file}:2:1  node.role: "decod" is not a role; use "prefill", "decode" or "both"',
         f"{file}:4:1  engine.max_bath_size: no such setting; did you mean engine.max_batch_size?",
-        "model.path: required; the folder of the model (or start with --demo)",
+        f"{file}  model.path: required; the folder of the model (or start with --demo)",
         "environment  PDD_ENGINE__MAX_BACTH: no such setting; did you mean PDD_ENGINE__MAX_BATCH_SIZE?",
         "4 problems",
     ]

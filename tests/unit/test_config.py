@@ -137,7 +137,7 @@ def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
         f"{file}:6:1  engine.max_bath_size: no such setting; did you mean engine.max_batch_size?",
         f'{file}:7:1  engine.step_timeout: True is no duration; write a text like "30s"',
         f"{file}:9:1  kvv: no such section; did you mean kv?",
-        "model.path: required; the folder of the model (or start with --demo)",
+        f"{file}  model.path: required; the folder of the model (or start with --demo)",
         '--set  "zzz" is not an assignment; write --set section.key=value',
         "--set  kv.page_size: 0 must be at least 1",
         "environment  PDD_ROLE: no such setting; did you mean PDD_NODE__ROLE?",
@@ -211,6 +211,16 @@ def test_a_rule_between_settings_names_the_line_of_the_one_that_was_set(tmp_path
     ("text", "place", "message"),
     [
         ("[node\n", "1:6", "not TOML"),
+        ("[node]\nrole = decode\n", "2:8", 'text needs quotes: role = "decode"'),
+        ("[drain]\ntimeout = 30s # s\n", "2:13", 'text needs quotes: timeout = "30s"'),
+        ("[api]\nlisten = 127.0.0.1:8000\n", "2:15", 'text needs quotes: listen = "127.0.0.1:8000"'),
+        ("[api]\naccess_log = True\n", "2:14", "access_log: True is written true"),
+        ('[node]\nname = "d0\n', "2:11", "the text of name has no quote at its end"),
+        ("[node]\nname =\n", "2:7", "name has no value"),
+        ("[node]\nname = []]\n", "2:10", "not TOML: expected newline"),
+        ("[kv]\npage_size = 1\n[api]\npage_size = 1\nlisten = 1\npage_size = 2\n", "6:14",
+         "page_size is there twice, first in line 4"),
+        ("[kv]\npage_size = 1\n[api]\n[kv]\n", "4:4", "[kv] is there twice, first in line 1"),
         ('role = "both"\n', "1:1", "role: no such section"),
         ('node = 3\n', "1:1", "node: is a table; write [node]"),
         ('[node]\nname.x = "a"\nrole = "both"\n[model]\npath = "/m"', "2:1", "node.name"),
@@ -221,6 +231,19 @@ def test_a_wrong_file_is_explained(tmp_path: Path, text: str, place: str, messag
     first = mistakes(file=file, env={})[0]
     assert first.startswith(f"{file}:{place}")
     assert message in first
+
+
+def test_what_is_missing_is_missing_in_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "pdd.toml", '[node]\nnme = "x"\n')
+    assert mistakes(file=file, env={"PDD_NODE__NAME": "../x"}) == [
+        f"{file}:2:1  node.nme: no such setting; did you mean node.name?",
+        f'{file}  node.role: required; use "prefill", "decode" or "both"',
+        f"{file}  model.path: required; the folder of the model (or start with --demo)",
+        'environment  PDD_NODE__NAME: "../x" is not a valid name: use 1 to 64 letters, digits, dots, hyphens and underscores, '
+        "the first a letter or digit",
+    ]
+    assert mistakes(env={"PDD_NODE__ROLE": "both"}) == [
+        "model.path: required; the folder of the model (or start with --demo)"]
 
 
 def test_service_links_of_kubernetes_and_test_variables_are_passed_over() -> None:

@@ -53,6 +53,7 @@ def test_pages_of_a_transfer_are_pages_whatever_a_unit_is() -> None:
     book.attempt_done(AttemptDone("r", 7, "p0", True, "whole", "", 91.0, 92.0, 224, 4096, 7))
     request = one(dataclasses.replace(ROW, state="running"), book)
     assert (request.transfer.pages, request.transfer.units) == (7, 224)
+    assert request.why == "all KV came from p0"
 
 
 def test_the_state_is_the_engines_after_preemption_and_retry() -> None:
