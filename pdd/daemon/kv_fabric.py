@@ -193,10 +193,11 @@ class KvFabric:
         if self.provider in RDMA_PROVIDERS:
             return ()
         devices = self._placement.topology.rdma_nics
+        how = f"KV{' to and from other hosts' if self._host else ''} travels over {self.provider}"
         if not devices:
-            return (finding("F010", f"KV travels over {self.provider}: this host has no RDMA NIC"),)
+            return (finding("F010", f"{how}: this host has no RDMA NIC"),)
         message = (
-            f"KV travels over {self.provider} though this host has {', '.join(nic.name for nic in devices)}: libfabric "
+            f"{how} though this host has {', '.join(nic.name for nic in devices)}: libfabric "
             f"{self.caps.library_version} ({self.caps.library_path}) offers no provider for it; set fabric.library to "
             "one that does, and fabric.require so that nothing less is used"
         )

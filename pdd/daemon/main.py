@@ -61,7 +61,6 @@ async def _serve(config: Config, origins: Origins, *, demo: bool, reread: Reread
             raise node.failed.result()
         if start.done():
             await _drain(node, node.config.drain.timeout, now)
-        return EXIT_OK
     finally:
         sdnotify.notify("STOPPING=1")
         for task in (start, wanted, systemd):
@@ -70,7 +69,8 @@ async def _serve(config: Config, origins: Origins, *, demo: bool, reread: Reread
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
         await node.close()
-        _log.info("stopped")
+    _log.info("stopped")  # a failure is told instead, by whoever exits with its code
+    return EXIT_OK
 
 
 def _any(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:
@@ -113,6 +113,8 @@ async def _tell_systemd(node: Node) -> None:
     pause = _STATUS_SECONDS if period is None else min(_STATUS_SECONDS, period / 3)
     watchdog = Watchdog(pause)
     while True:
+        if not node.failed.done():
+            node.readiness.tell()
         starting = node.phase.name != "serve"
         if starting:
             sdnotify.notify(f"EXTEND_TIMEOUT_USEC={int(_MARGIN_SECONDS * 1e6)}", f"STATUS={node.view.summary()}")

@@ -45,6 +45,7 @@ from pdd.daemon.ledger import Ledger
 from pdd.daemon.listen import bind_tcp
 from pdd.daemon.meter import Meter
 from pdd.daemon.reach import addresses_towards, choose_source
+from pdd.daemon.readiness import Readiness
 from pdd.daemon.reload import Reloader, Reread
 from pdd.daemon.service import NodeService
 from pdd.daemon.view import NodeView
@@ -124,6 +125,7 @@ class Node:
         self.latencies = Latencies.new(time.monotonic)
         self.meter = Meter(self.metrics, self.ledger, self.latencies)
         self.view = NodeView(self)
+        self.readiness = Readiness(self.view.state, config.node.role, config.api.listen)
         self.reloader = Reloader(self, reread or (lambda: (config, self.origins)))
         self.documents = Documents(self)
         self.metrics.read_from(self.documents.metrics_snapshot)
@@ -161,8 +163,8 @@ class Node:
             await self._register_memory(self.fabric)
         self._start_engine()
         await self._link_peers()
+        _log.info("loaded %s, HTTP at %s", self.model_name, config.api.listen)
         self._open_for_requests()
-        _log.info("loaded: %s", self.view.summary())
 
     async def _bind(self) -> None:
         config = self.config
@@ -275,7 +277,7 @@ class Node:
         if config.node.role == "decode":
             self.decoder = Decoder(
                 context, [parse_address(peer) for peer in config.peers.static], engine, fabric.planner,
-                self.decoder_settings(), report=self._attempt_done,
+                self.decoder_settings(), report=self._attempt_done, linked=self._changed,
             )
             self._dispatch.add_fetcher(self.decoder.engine_event, self._not_fetched)
             await self.decoder.start()
@@ -369,6 +371,8 @@ class Node:
         task.add_done_callback(self._dumping.discard)
 
     def _changed(self) -> None:
+        if not self.failed.done():
+            self.readiness.tell()
         if self._control is not None:
             self._control.changed()
 

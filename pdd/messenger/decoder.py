@@ -59,7 +59,9 @@ class Decoder:
         self, context: LinkContext, addresses: Sequence[Address], inbox: EngineInbox, planner: Planner,
         settings: DecoderSettings, *, connect: Connect = open_tcp, backoff: Backoff = Backoff(),  # noqa: B008
         rng: random.Random | None = None, report: Callable[[AttemptDone], None] = lambda done: None,
+        linked: Callable[[], None] = lambda: None,
     ) -> None:
+        """`report`: of each attempt that is over. `linked`: called when a prefiller can, or can no longer, be asked."""
         self._rng = rng or random.Random()
         self.peers = PeerTable(addresses, context, self, connect=connect, backoff=backoff, rng=self._rng)
         self.counters = DecoderCounters()
@@ -69,6 +71,7 @@ class Decoder:
         self._planner = planner
         self._deadlines = _deadlines(context, settings)
         self._report = report
+        self._linked = linked
         self._book = AttemptBook(context.fabric)
         self._judge = Judge(Chooser(self.peers, self._book.outstanding, context.clock), settings)
         self._quiet = QuietLog(_log, context.clock)
@@ -226,6 +229,7 @@ class Decoder:
 
     # -- link events (LinkHandler) ----------------------------------------------------------------------------------
     def link_up(self, link: PeerLink) -> None:
+        self._linked()
         self._book.views.setdefault(link, LinkView())
         for attempt in self._book.all():
             if attempt.state.value is AttemptState.CHOOSING:
@@ -243,6 +247,7 @@ class Decoder:
                 raise PeerProtocol(f"a {type(message).__name__} came from a prefiller")
 
     def link_down(self, link: PeerLink) -> None:
+        self._linked()
         self._asks.link_down(link)
         for attempt in list(self._book.views[link].attempts.values()):
             self._attend(attempt, self._quarantine)

@@ -27,6 +27,8 @@ from pdd.messenger.status import PeerStatus
 
 _log = logging.getLogger(__name__)
 
+_MOST_CAUSE = 160  # characters of a cause where all peers are told of in one line
+
 Connect = Callable[[Address], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
@@ -94,6 +96,16 @@ class Peer:
     def is_usable(self) -> bool:
         """It can take new work: its link is up, not suspect, and it is not draining."""
         return self.link is not None and self.link.state is LinkState.UP and not self.link.peer_draining
+
+    @property
+    def cause(self) -> str:
+        """Why it is not up, in short: of what does not fit the names alone, which `pdd peers` shows in full."""
+        if self.diff:
+            return f"{', '.join(each.field for each in self.diff)}; `pdd peers` says what differs"
+        error = self.last_error
+        if not error and self.link is not None and self.link.error is not None:  # just ended, not noted yet
+            error = str(self.link.error)
+        return error if len(error) <= _MOST_CAUSE else f"{error[:_MOST_CAUSE]}...; `pdd peers` says all"
 
     @property
     def state(self) -> str:
@@ -182,7 +194,7 @@ class PeerTable:
             state = peer.state
             if peer.link is not None and peer.link.is_up and peer.link.peer_draining:
                 state = "draining"
-            causes.append(f"{peer.address} is {state}" + (f" ({peer.last_error})" if peer.last_error else ""))
+            causes.append(f"{peer.address} is {state}" + (f" ({peer.cause})" if peer.cause else ""))
         return "; ".join(causes)
 
     def status(self, outstanding: Callable[[PeerLink], tuple[int, int]]) -> tuple[PeerStatus, ...]:

@@ -33,7 +33,7 @@ def find(topology: Topology, plan: Plan) -> tuple[Finding, ...]:
 def _nics(topology: Topology) -> Iterator[Finding]:
     rdma = topology.rdma_nics
     if not rdma:
-        yield finding("T010", "no RDMA NIC: KV travels over tcp, between nodes of one host over loopback")
+        yield finding("T010", "no RDMA NIC: KV to and from other hosts travels over tcp")
     for nic in rdma:
         if not nic.reachable:
             message = f"{nic.name} has no device node here: it is not used; give this process /dev/infiniband"

@@ -98,6 +98,7 @@ def test_a_taken_port_is_told_before_weights_are_loaded(both: Node, tiny_model, 
                              "--listen", f"127.0.0.1:{both.port}"], capture_output=True, text=True, timeout=30)
     assert second.returncode == 73
     assert str(both.port) in second.stderr
+    assert "stopped" not in second.stderr
 
 
 def test_a_live_socket_is_not_stolen_and_a_stale_one_blocks_nothing(both: Node, tiny_model, run_dir: pathlib.Path) -> None:
@@ -121,6 +122,11 @@ def test_health_says_why_it_is_not_ready(tiny_model, run_dir: pathlib.Path) -> N
             assert b"127.0.0.1:1" in answer.read()
         with urllib.request.urlopen(f"{d0.url}/health/live", timeout=5) as answer:
             assert answer.status == 200
+        assert f"HTTP at 127.0.0.1:{d0.port}" in next(line for line in d0.log.splitlines() if "loaded " in line)
+        assert d0.log.count("INFO pdd: decode not ready: no prefiller: 127.0.0.1:1 is ") == 1
+        assert d0.stop() == 0
+        assert d0.log.count("stopped") == 1
+        assert " ready at" not in d0.log
     finally:
         d0.kill()
 

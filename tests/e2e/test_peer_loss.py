@@ -24,6 +24,7 @@ def test_a_killed_prefiller_is_replaced_behind_its_address(tiny_model, run_dir: 
         old = d0.status()["peers"][0]["epoch"]
         p0.kill()
         d0.wait("the loss noticed", lambda s: s["peers"][0]["state"] != "up", 10)
+        assert f"WARNING pdd: decode not ready: no prefiller: {p0.peer_address} is " in d0.log
         status, error = error_of(d0.url, {"model": model_name(d0.url), "prompt": prompt_of(100), "max_tokens": 4})
         assert status == 503
         assert "prefiller" in error["message"]
@@ -31,6 +32,7 @@ def test_a_killed_prefiller_is_replaced_behind_its_address(tiny_model, run_dir: 
         assert len(complete(d0.url, prompt_of(1), max_tokens=3).tokens) == 3
         p0.start()
         d0.wait("the new life used", lambda s: s["peers"][0]["state"] == "up" and s["peers"][0]["epoch"] != old, 60)
+        assert d0.log.count(f"INFO pdd: decode ready at 127.0.0.1:{d0.port}") == 2
         assert complete(d0.url, prompt_of(100)) == oracle
         d0.wait_idle()
 
@@ -105,6 +107,8 @@ def test_nodes_that_do_not_fit_refuse_each_other_by_field(tiny_model, run_dir: p
         p0.wait_ready()
         status = d0.wait("the refusal", lambda s: any(p["state"] == "incompatible" for p in s["peers"]), 60)
         assert "dtype" in str(status["peers"]) or "dtype" in str(d0.control("/v1/peers"))
+        assert status["reasons"] == [
+            f"no prefiller: {p0.peer_address} is incompatible (model, dtype; `pdd peers` says what differs)"]
         code, error = error_of(d0.url, {"model": model_name(d0.url), "prompt": prompt_of(40), "max_tokens": 4})
         assert code == 503
         assert "dtype" in error["message"]

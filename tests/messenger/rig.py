@@ -69,6 +69,7 @@ class DecoderNode(Node):
     decoder: Decoder
     engine: FakeDecodeEngine
     done: list[AttemptDone]
+    heard: list[tuple[int, str]]  # at each word of `linked`: links that can be asked, and why not the others
 
     async def close(self) -> None:
         await self.decoder.close()
@@ -162,12 +163,14 @@ class Rig:
             page_size=context.node.geometry.page_size, num_layers=NUM_LAYERS,
         )
         done: list[AttemptDone] = []
+        heard: list[tuple[int, str]] = []
         decoder = Decoder(
             context, [Address("127.0.0.1", port) for port in ports], engine, FakePlanner(), decoding,
             backoff=Backoff(first=0.02, most=0.1), rng=random.Random(1), report=done.append,
+            linked=lambda: heard.append((len(decoder.peers.usable_links()), decoder.peers.explain())),
         )
         await decoder.start()
-        node = DecoderNode(context, fabric, recorded, decoder, engine, done)
+        node = DecoderNode(context, fabric, recorded, decoder, engine, done, heard)
         self.nodes.append(node)
         return node
 

@@ -322,6 +322,20 @@ async def test_members_are_kept_dialled_and_ended() -> None:
         assert "no prefiller is configured" in str(failed.error)
 
 
+async def test_a_link_that_comes_or_goes_is_told_at_once_with_its_reason() -> None:
+    async with running() as rig:
+        p, d = await rig.pair()
+        assert [usable for usable, _ in d.heard] == [1]
+        address = d.decoder.peers.peers[0].address
+        await p.close()
+        rig.nodes.remove(p)
+        await until(lambda: len(d.heard) == 2)
+        usable, why = d.heard[1]
+        assert usable == 0
+        assert why.startswith(f"{address} is down (")
+        assert "goodbye" in why
+
+
 async def test_member_that_is_being_dialled_can_be_dropped() -> None:
     async with running() as rig:
         d = await rig.decoder([1])  # nobody listens

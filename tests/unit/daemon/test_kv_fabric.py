@@ -62,6 +62,15 @@ def test_peers_of_two_families_are_refused_by_name(monkeypatch: pytest.MonkeyPat
     fabric.close()
 
 
+@pytest.mark.parametrize(("local", "where"), [("auto", "KV to and from other hosts travels over tcp"), ("off", "KV travels over tcp")])
+def test_what_has_no_rdma_nic_says_what_goes_over_tcp(local: str, where: str) -> None:
+    fabric = opened(configured("peers.static=127.0.0.1:1", f"fabric.local={local}"), sysfs.read())
+    try:
+        assert [each.message for each in fabric.findings() if each.id == "F010"] in ([f"{where}: this host has no RDMA NIC"], [])
+    finally:
+        fabric.close()
+
+
 def two_nodes(root: Path, netdev: str) -> Topology:
     """A machine of two NUMA nodes with an RDMA NIC behind the interface `netdev` on the second."""
     cpus = sorted(os.sched_getaffinity(0))
