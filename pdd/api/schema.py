@@ -7,6 +7,8 @@ switched off.
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,6 +23,7 @@ MAX_STOP_LENGTH = 4096  # characters
 MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
 MAX_MESSAGES = 65_536
+_LONGEST_NAME, _MOST_NAMES = 64, 64  # characters of a field that may be meant for another; so many are looked at
 MAX_CONTAINERS = 131_072  # arrays and objects of a body: each costs microseconds in which no other thread runs
 
 # A string, skipped whole, or the begin of a container.
@@ -130,13 +133,29 @@ def parse(body: bytes, kind: type[B]) -> B:
         _check_containers(body)
         parsed = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _invalid_field(str(error)) from None
+        raise _missing_field(body, kind) or _invalid_field(str(error)) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply") from None
     _check(parsed)
     return parsed
+
+
+def _missing_field(body: bytes, kind: type[_Body]) -> InvalidRequest | None:
+    """Of a body that cannot be taken: that a field is not there is told before what is wrong in others, and which one may be
+    meant for it. None: they are all there."""
+    try:
+        names = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):  # not an object, or worse
+        return None
+    for field in msgspec.structs.fields(kind):
+        if field.required and field.encode_name not in names:
+            some = [name for name in itertools.islice(names, _MOST_NAMES) if len(name) <= _LONGEST_NAME]
+            near = difflib.get_close_matches(field.encode_name, some, n=1)
+            more = f'; did you mean that by "{near[0]}"?' if near else ""
+            return InvalidRequest(f"you must provide {field.encode_name}{more}", param=field.encode_name)
+    return None
 
 
 def _invalid_field(message: str) -> InvalidRequest:

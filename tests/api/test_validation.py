@@ -138,6 +138,15 @@ async def test_no_prompt_at_all(node: Node) -> None:
     assert (await refused_again(node, CHAT, {}))["param"] == "messages"
 
 
+async def test_a_field_that_is_missing_is_told_before_what_is_wrong_in_others(node: Node) -> None:
+    error = await refused(node, CHAT, {"max_tokens": -50, "mesages": [{"role": "user", "content": "x"}]})
+    assert error["param"] == "messages"
+    assert error["message"] == 'you must provide messages; did you mean that by "mesages"?'
+    error = await refused_again(node, COMPLETIONS, {"max_tokens": -50, **{f"x{i}": 0 for i in range(200)}, "promt": "x"})
+    assert error["message"] == "you must provide prompt"  # no more than the first names are looked through
+    assert (await refused_again(node, CHAT, []))["param"] is None
+
+
 async def refused_again(node: Node, path: str, body: Any) -> dict[str, Any]:
     node.service.calls.clear()
     return await refused(node, path, body)
