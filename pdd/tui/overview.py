@@ -221,14 +221,16 @@ def _peers(status: dict[str, Any], room: int | None, width: int, glyphs: Glyphs)
         load = peer["load"] or {}
         queued, free = (show_count(load[key], 7) if key in load else "-" for key in ("queued_tokens", "free_pages"))
         name = short(peer["name"], name_width, glyphs)
-        lines.append(
-            [
-                (f" {name:{name_width}} {peer['role'][:8]:8} ", ""),
-                (f"{peer['state'][:12]:12} ", STATE_STYLE.get(peer["state"], "")),
-                (f"{(peer['via'] or '-')[:10]:10} {show_duration(peer['rtt_seconds']):>7} ", ""),
-                (f"{queued:>7} {free:>7}  ", ""),
-                (peer["error"] or "", "bad"),
-            ]
-        )
+        head: Line = [
+            (f" {name:{name_width}} {peer['role'][:8]:8} ", ""),
+            (f"{peer['state'][:12]:12} ", STATE_STYLE.get(peer["state"], "")),
+        ]
+        numbers = f"{(peer['via'] or '-')[:10]:10} {show_duration(peer['rtt_seconds']):>7} {queued:>7} {free:>7}  "
+        room_left = width - sum(len(text) for text, _ in head)
+        error = peer["error"] or ""
+        if error and peer["rtt_seconds"] is None and not load:  # of a peer that is not linked there are no numbers
+            lines.append([*head, (short(error, room_left, glyphs), "bad")])
+        else:
+            lines.append([*head, (numbers, ""), (short(error, max(room_left - len(numbers), 0), glyphs), "bad")])
     more = len(status["peers"]) - len(shown)
     return [*lines, say(f" and {more} more; `pdd peers` lists all", "dim")] if more else lines

@@ -130,6 +130,19 @@ def test_a_picture_for_a_pipe_is_as_tall_as_it_needs_to_be(num_peers: int, width
     assert len(rows) == (13 if width == 100 else 6) + bool(num_peers) + max(num_peers, 1)
 
 
+@pytest.mark.parametrize("state", ["down", "up"])
+def test_why_a_peer_is_not_there_is_whole_or_marked_as_cut(state: str) -> None:
+    lines = recorded()
+    status = lines[0]["docs"]["status"]
+    peer = {**status["peers"][0], "state": state, "error": "cannot connect: Connection refused, and more of that"}
+    peer |= {"load": None, "rtt_seconds": None} if state == "down" else {}
+    status |= {"peers": [peer]}
+    row = next(row for row in frame.text(frame.frame(scene_of(lines[:1]), 80, 24)).splitlines() if row.startswith(" p0 "))
+    assert ("cannot connect: Connection refused" in row) == (state == "down")
+    assert row.endswith("…")
+    assert len(row) <= 80
+
+
 def test_nothing_yet() -> None:
     assert "waiting for the first picture" in frame.text(frame.frame(Scene((NodeState(),), 0.0, "", 1.0), 80, 24))
 
