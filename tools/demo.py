@@ -83,6 +83,27 @@ def curl_of_a_chat(node: Node) -> str:
     return f"curl -s {node.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"
 
 
+def how_to_go_on(nodes: list[Node], run_dir: pathlib.Path) -> str:
+    """What --keep leaves behind, how to look at it, and how to be rid of it."""
+    pdd = pathlib.Path(sys.executable).parent / "pdd"
+    pdd = pdd.relative_to(pathlib.Path.cwd()) if pdd.is_relative_to(pathlib.Path.cwd()) else pdd
+    command = f"{pdd} --run-dir {run_dir}"
+    decoder = next(node for node in nodes if node.role == "decode")
+    return "\n".join([
+        "\nThe nodes are up:",
+        *(f"  {node.name} {node.role:8} pid {node.pid:<8} {node.url}" for node in nodes),
+        "Look at them:",
+        f"  {command} top                all of them, live; -i NAME: one",
+        f"  {command} -i d0 status       one line",
+        f"  {command} -i d0 requests     what runs; `requests show ID` and `explain ID` also when it is over",
+        f"  {command} -i p0 transfers    what was written to whom",
+        f"Talk to them (any node but p0):\n  {curl_of_a_chat(decoder)}",
+        f"Their logs: {run_dir}/NAME.log",
+        f"Stop them: kill {' '.join(str(node.pid) for node in nodes)}",
+        f"When they have ended the directory can go: rm -r {run_dir}",
+    ])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
@@ -104,7 +125,8 @@ def main() -> int:
     nodes = [p0, d0, d1, b0]
     ok = False
     try:
-        print("· starting one prefiller (p0), two decoders (d0, d1) and, to check them, one node that does both (b0), in fp32")
+        print("· starting one prefiller (p0), two decoders (d0, d1) and, to check them, one node that does both (b0), in fp32\n"
+              "  (with fabric.local=off, to show the network path over tcp: nodes of one host would use its memory)")
         for node in nodes:
             node.start()
         for node in nodes:
@@ -123,10 +145,7 @@ def main() -> int:
             ok &= same
             print("   the same answer as the node that does both" if same else f"   NOT the answer of the node that does both: {oracle!r}")
         if args.keep:
-            pdd = pathlib.Path(sys.executable).parent / "pdd"
-            pdd = pdd.relative_to(pathlib.Path.cwd()) if pdd.is_relative_to(pathlib.Path.cwd()) else pdd
-            print(f"\nThe nodes are up. Look at them:\n  {pdd} --run-dir {run_dir} -i d0 top\n  {pdd} --run-dir {run_dir} -i p0 transfers\n"
-                  f"Talk to them:\n  {curl_of_a_chat(d0)}\nStop them: kill {' '.join(str(n.pid) for n in nodes)}")
+            print(how_to_go_on(nodes, run_dir))
             return 0 if ok else 1
         codes = {node.name: node.stop() for node in (d0, d1, b0, p0)}
         ok &= all(code == 0 for code in codes.values())
