@@ -6,8 +6,11 @@ PYTEST := PDD_TEST_MODEL=$(MODEL) $(PY) -m pytest
 KEEP ?=
 SEEDS ?= 10000
 SANITIZE_DIR := build
+DESTDIR ?=
+PREFIX ?= /usr/local
 
-.PHONY: help setup model demo test test-all lint fmt bench asan tsan native-test sim sim-mutants clean
+.PHONY: help setup model demo test test-all lint fmt bench asan tsan native-test sim sim-mutants clean \
+        install wheel pex deb ops-tools
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -54,6 +57,21 @@ sim: setup ## workers over a simulated NIC, the messenger over a simulated netwo
 
 sim-mutants: setup ## plants bugs in the real source one by one: which seed finds each
 	$(PY) -m tests.sim.mutants
+
+install: setup ## unit, user, settings, man pages, completions: DESTDIR=, PREFIX=/usr/local (not the program: see README)
+	@DESTDIR="$(DESTDIR)" PREFIX="$(PREFIX)" tools/install.sh $(PY) -m pdd
+
+wheel: setup ## dist/pdd_node-*.whl, with its manylinux tag
+	@tools/pack.sh wheel
+
+pex: setup ## dist/pdd and dist/pdd-light: one executable file each, with and without the engine
+	@tools/pack.sh pex
+
+deb: setup ## dist/pdd-node_*.deb, for Debian's own Python
+	@tools/pack.sh deb
+
+ops-tools: ## Debian packages that tests of proxies, monitoring, shells and units use when they are there
+	apt-get install -y --no-install-recommends haproxy nginx-light prometheus zsh fish dbus
 
 clean: ## removes what was built (not the model)
 	rm -rf build dist $(VENV)
