@@ -23,8 +23,18 @@ class Error(msgspec.Struct, frozen=True, kw_only=True):
     docs: str
 
 
+class Installed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node started from here would have."""
+
+    protocol: str
+    libfabric: str | None
+    torch: str | None
+    cuda: str | None
+    driver: str | None
+
+
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the client, and of the daemon where there is one."""
+    """Of the client and what is installed with it, and of the daemon where there is one."""
 
     schema: str = "pdd.version/1"
     client: str
@@ -32,6 +42,12 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     api: str | None
     name: str | None = None
     boot_id: str | None = None
+    protocol: str | None = None  # from here on the daemon's
+    libfabric: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    installed: Installed
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from pdd.version import VERSION
 _POLL_SECONDS = 0.1
 _PING_SECONDS = 10.0  # one at most
 _COMPARE_SECONDS = 10.0
+_PARTS = ("protocol", "libfabric", "torch", "cuda", "driver")  # what `pdd version` tells beside client and daemon
 _STARTING = ("starting", "loading")
 _NAMES = {"attempt": "attempt id", "attempts": "attempts so far"}  # of members that people would take for one another
 _NO_WAY_BACK = {"ready": ("drained", "stopping"), "drained": ("stopping",)}  # states that a wait does not outlive
@@ -282,13 +283,13 @@ def transfers(options: Globals) -> None:
 
 
 def version(options: Globals) -> None:
-    """Client and daemon; a daemon that is not there, or not chosen, is not an error."""
-    daemon: dict[str, Any] = {"daemon": None, "api": None, "name": None, "boot_id": None}
+    """Client and daemon, and what the daemon runs on; a daemon that is not there, or not chosen, is not an error."""
+    daemon: dict[str, Any] = {"daemon": None, "api": None, "name": None, "boot_id": None, **dict.fromkeys(_PARTS)}
     shown = paint(options, "not running", "dim")
     if not options.json:
-        print(f"client  {VERSION}", flush=True)  # whatever becomes of the question to the daemon
+        print(f"client     {VERSION}", flush=True)  # whatever becomes of the question to the daemon
     try:
-        daemon = options.client().get("/version")
+        daemon |= options.client().get("/version")
         shown = daemon["daemon"]
     except DaemonNotRunning as error:
         if options.verbose:
@@ -296,6 +297,31 @@ def version(options: Globals) -> None:
     except UsageError as error:
         shown = f"{error.message}; choose one with -i NAME"
     if options.json:
-        print_json({**daemon, "schema": "pdd.version/1", "client": VERSION})
+        print_json({**daemon, "schema": "pdd.version/1", "client": VERSION, "installed": _installed()})
         return
-    print(f"daemon  {shown}")
+    print(f"daemon     {shown}")
+    for name, value in ({part: daemon[part] for part in _PARTS} if daemon["daemon"] else _installed()).items():
+        print(f"{name:9}  {value or '-'}")
+
+
+def _installed() -> dict[str, str | None]:
+    """What a node started from here would have."""
+    import importlib
+
+    from pdd import installed
+    from pdd.messenger.versions import OURS
+
+    found: dict[str, str | None] = dict.fromkeys(_PARTS)
+    found["protocol"] = OURS.short
+    found["torch"], found["cuda"] = installed.torch_and_cuda()
+    found["driver"] = installed.driver()
+    try:
+        native = importlib.import_module("pdd.fabric._native")
+    except ImportError:
+        return found
+    try:
+        chosen = native.library()
+    except native.FabricError:
+        return found
+    found["libfabric"] = f"{chosen['version']} ({chosen['path']})"
+    return found

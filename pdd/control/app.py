@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pdd import metrics, units
 from pdd.control import events
-from pdd.control.schema import API_VERSION, OneRequest, Problem, Version
+from pdd.control.schema import API_VERSION, OneRequest, Problem
 from pdd.control.source import StatusSource
 from pdd.errors import BodyTooLarge, InvalidRequest, Overloaded, PddError, no_space
 
@@ -70,8 +70,7 @@ def build(
 
 def _read_routes(source: StatusSource, documents: Mapping[str, Callable[[], Any]]) -> list[Route]:
     async def version(request: HttpRequest) -> Response:
-        status = source.status()
-        return _json(Version(daemon=status.version, name=status.name, boot_id=status.boot_id))
+        return _json(source.version())
 
     async def document(request: HttpRequest) -> Response:
         return _json(documents[request.url.path.removeprefix("/v1/")]())

@@ -362,6 +362,11 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     api: str = API_VERSION
     name: str | None = None
     boot_id: str | None = None
+    protocol: str | None = None  # of peers: "1", or the oldest and newest as "1-2"
+    libfabric: str | None = None  # that it opened
+    torch: str | None = None
+    cuda: str | None = None  # that torch was built for
+    driver: str | None = None  # NVIDIA's, in the kernel
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,6 +13,7 @@ from pdd.control.schema import (
     Stacks,
     Status,
     TransferList,
+    Version,
     Waterfall,
 )
 from pdd.control.schema_check import CheckReport, Comparison, Ping, Reload
@@ -23,6 +24,8 @@ class StatusSource(Protocol):
     """Called on the main loop, where each call returns at once; those that are awaited, within seconds."""
 
     def status(self) -> Status: ...
+
+    def version(self) -> Version: ...
 
     def requests(self) -> Requests: ...
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pdd import config_load, log_ring, metrics
+from pdd import config_load, installed, log_ring, metrics
 from pdd.control import schema, schema_check, stories
 from pdd.daemon import explain, flight, peer_calls, request_ids, request_rows, self_check, stacks
 from pdd.daemon.latency import WINDOW_SECONDS
@@ -23,6 +23,7 @@ from pdd.daemon.view import GroupView
 from pdd.engine.snapshot import EngineSnapshot
 from pdd.errors import AccessDenied, AmbiguousRequest, NoSuchRequest, RequestCancelled
 from pdd.kv.pool import PageCounts
+from pdd.messenger import versions
 from pdd.messenger.status import PeerStatus
 from pdd.messenger.way import LOCAL
 from pdd.metrics import PAGE_STATES
@@ -41,6 +42,15 @@ class Documents:
         self._view = node.view
         self._placement: Placement | None = None  # of which `_topology` tells
         self._topology: dict[str, Any] = {}
+
+    def version(self) -> schema.Version:
+        node, fabric = self._node, self._node.fabric
+        torch, cuda = installed.torch_and_cuda()
+        return schema.Version(
+            daemon=node.version, name=node.config.node.name, boot_id=node.boot_id, protocol=versions.OURS.short,
+            libfabric=f"{fabric.caps.library_version} ({fabric.caps.library_path})" if fabric else None,
+            torch=torch, cuda=cuda, driver=installed.driver(),
+        )
 
     # -- pdd.status/1 -----------------------------------------------------------------------------------------------
     def status(self) -> schema.Status:

@@ -26,6 +26,10 @@ class Range:
     def __str__(self) -> str:
         return f"version {self.newest}" if self.oldest == self.newest else f"versions {self.oldest} to {self.newest}"
 
+    @property
+    def short(self) -> str:
+        return str(self.newest) if self.oldest == self.newest else f"{self.oldest}-{self.newest}"
+
 
 OURS = Range(OLDEST_VERSION, PROTOCOL_VERSION)
 

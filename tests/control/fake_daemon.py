@@ -52,6 +52,9 @@ class FakeSource:
         self.drain_seconds_left: float | None = None
         self.fences = schema.Fences()
 
+    def version(self) -> schema.Version:
+        return schema.Version(daemon="0.1.0", name=self.name, boot_id="boot-1", protocol="1", libfabric="2.5 (/lib/x)", torch="2.9")
+
     def status(self) -> schema.Status:
         return schema.Status(
             name=self.name, role="decode", state=self.state, epoch=schema.epoch_text(0xE), boot_id="boot-1",

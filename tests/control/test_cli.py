@@ -273,7 +273,7 @@ def test_several_instances_must_be_chosen_from(pdd: Pdd, spawn: Any) -> None:
     assert "several instances" in clean(pdd("status"), 2).stderr
     assert "d0, p0" in clean(pdd("status"), 2).stderr
     out = clean(pdd("version"), 0).stdout
-    assert out.startswith(f"client  {VERSION}\ndaemon  several instances in ")
+    assert out.startswith(f"client     {VERSION}\ndaemon     several instances in ")
     assert json.loads(clean(pdd("version", "--json"), 0).stdout)["client"] == VERSION
     assert clean(pdd("status", env={"PDD_NODE__NAME": "p0"}), 0).stdout.startswith("p0 ")
 
@@ -371,7 +371,11 @@ def test_version(pdd: Pdd, daemon: Daemon) -> None:
     assert clean(pdd("-V"), 0).stdout == f"pdd {VERSION}\n"
     assert json.loads(clean(pdd("version", "--json"), 0).stdout)["daemon"] == "0.1.0"
     absent = json.loads(clean(pdd("-i", "d7", "version", "--json"), 0).stdout)
-    assert (absent["client"], absent["daemon"]) == (VERSION, None)
+    assert (absent["client"], absent["daemon"], absent["torch"]) == (VERSION, None, None)
+    assert absent["installed"]["protocol"]
+    told = dict(line.split(maxsplit=1) for line in clean(pdd("version"), 0).stdout.splitlines())
+    assert told == {"client": VERSION, "daemon": "0.1.0", "protocol": "1", "libfabric": "2.5 (/lib/x)", "torch": "2.9",
+                    "cuda": "-", "driver": "-"}  # the daemon's
 
 
 def test_help_names_every_command(pdd: Pdd) -> None:
