@@ -154,6 +154,19 @@ def test_the_unit_is_valid(tmp_path: Path) -> None:
     assert ours == []
 
 
+def test_the_unit_is_shut_in(tmp_path: Path) -> None:
+    """systemd's own measure of the sandbox, 0 (nothing is open) to 10; what is open is named in the unit with its reason."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=22"]  # tenths
+    good = subprocess.run([*command, str(UNIT)], capture_output=True, text=True, check=False)
+    assert good.returncode == 0, good.stdout[-400:] + good.stderr
+    assert "Overall exposure level" in good.stdout
+    open_unit = tmp_path / UNIT.name
+    open_unit.write_text(re.sub(r"^(ProtectSystem|SystemCallFilter)=.*\n", "", UNIT.read_text(), flags=re.M))
+    assert subprocess.run([*command, str(open_unit)], capture_output=True, check=False).returncode != 0
+
+
 def test_the_unit_fits_the_daemon() -> None:
     settings = dict(line.split("=", 1) for line in UNIT.read_text().splitlines() if re.match(r"[A-Z]\w+=", line))
     assert settings["Type"] == "notify"

@@ -128,3 +128,27 @@ def test_two_nodes_in_one_process_do_not_meet() -> None:
     one, two = Metrics(), Metrics()
     one.requests.labels("stop").inc()
     assert samples(two)["pdd_requests_total", (("outcome", "stop"),)] == 0
+
+
+def test_buckets_tell_microseconds_apart() -> None:
+    metrics = Metrics()
+    for seconds in (8e-6, 20e-6, 40e-6):
+        metrics.kv_transfer.labels("in", "verbs").observe(seconds)
+    for seconds in (80e-6, 200e-6, 400e-6):
+        metrics.queue_time.observe(seconds)
+    found = samples(metrics)
+    for name, labels in (("pdd_kv_transfer_seconds", {"direction": "in", "via": "verbs"}), ("pdd_request_queue_seconds", {})):
+        counts = {
+            float(dict(each)["le"]): value for (sample, each), value in found.items()
+            if sample == f"{name}_bucket" and labels.items() <= dict(each).items()
+        }  # fmt: skip
+        assert [counts[edge] for edge in sorted(counts)[:3]] == [1, 2, 3]
+
+
+def test_vllm_names_are_there_only_when_asked_for() -> None:
+    assert "vllm:" not in Metrics(model="m").text()
+    asked = Metrics(model="m", compat=["vllm"])
+    asked.read_from(lambda: Snapshot(running=3))
+    found = samples(asked)
+    assert found["vllm:num_requests_running", (("engine", "0"), ("model_name", "m"))] == found["pdd_requests_running", ()] == 3
+    assert found["vllm:request_success_total", (("engine", "0"), ("finished_reason", "stop"), ("model_name", "m"))] == 0
