@@ -37,13 +37,15 @@ def check(options: Globals, only: str, strict: bool, peers: Sequence[str], under
         import msgspec
 
         from pdd.doctor import gather, report
+        from pdd.doctor.facts import Library
 
         ids = report.chosen(wanted)
         config, problems, source = _settings(options, assignments)
-        facts = gather.gather(config, problems, source)
+        library = None if ids & report.NEED_LIBRARY else Library()
+        facts = gather.gather(config, problems, source, library=library)
         results = report.judge(facts, ids)
         for address in addresses:
-            results += [each for each in _peer(options, address, config, facts) if each.id in ids]
+            results += [each for each in _peer(options, address, config) if each.id in ids]
         rows = msgspec.to_builtins(results)
     if options.json:
         print_json({"schema": "pdd.check/1", "checks": rows})
@@ -116,7 +118,7 @@ def _address(word: str) -> Address:
         raise UsageError(f"--peer: {error}") from None
 
 
-def _peer(options: Globals, address: Address, config: Config, facts: Any) -> list[Any]:
+def _peer(options: Globals, address: Address, config: Config) -> list[Any]:
     """A serving node is called at; a `pdd bench kv --listen` there is written from, rail by rail."""
     from pdd.doctor.peer import call, result
     from pdd.messenger.handshake import WrongGreeting
@@ -126,7 +128,7 @@ def _peer(options: Globals, address: Address, config: Config, facts: Any) -> lis
     except WrongGreeting as error:
         if error.kind != "bench_hello":
             return [result("D070", address, "fail", error.message, fix=("is this its peers.listen?",))]
-        return [result("D070", address, "pass", "`pdd bench kv --listen` answers"), *_write_tests(options, address, facts)]
+        return [result("D070", address, "pass", "`pdd bench kv --listen` answers"), *_write_tests(options, address, config)]
     except PddError as error:
         return [result("D070", address, "fail", error.message, fix=(error.hint or "is this its peers.listen?",))]
     if not any(each.level == "fail" for each in found):
@@ -135,11 +137,12 @@ def _peer(options: Globals, address: Address, config: Config, facts: Any) -> lis
     return found
 
 
-def _write_tests(options: Globals, address: Address, facts: Any) -> list[Any]:
+def _write_tests(options: Globals, address: Address, config: Config) -> list[Any]:
     """One for each NIC that libfabric offers and that is no fallback; over tcp one, by the way to that address."""
+    from pdd.doctor.gather import ask_library
     from pdd.doctor.peer import result
 
-    offers = facts.library.offers or ()
+    offers = ask_library(config.fabric.library, config.fabric.provider).offers or ()
     best = offers[0][0] if offers else "tcp"
     rails = [("tcp", "tcp", "")]
     if best != "tcp":

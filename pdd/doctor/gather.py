@@ -62,7 +62,7 @@ def gather(
         problems: of the settings; None where there are no settings, and `config` is only defaults.
         settings: what the settings are called for people.
         root: of /proc and /sys.
-        library: of a running node, which is not asked again.
+        library: of a running node, which is not asked again; or one that no chosen check looks at.
         placement: of a running node.
     """
     tree = Tree(Directory(root))
@@ -74,7 +74,7 @@ def gather(
         problems=None if problems is None else tuple(problems), settings=settings,
         memlock=_limit(limits, "Max locked memory"), open_files=_limit(limits, "Max open files"),
         huge=_huge_pages(tree), driver=_driver(tree, topology),
-        library=library or _library(config.fabric.library, config.fabric.provider),
+        library=library or ask_library(config.fabric.library, config.fabric.provider),
         provider=config.fabric.provider, required=config.fabric.require,
         ports=tuple(_ports(config, root)) if problems is not None else (),
         run_dir=_run_dir(config, root) if problems is not None else None,
@@ -113,7 +113,8 @@ def _driver(tree: Tree, topology: Topology) -> Driver:
     )
 
 
-def _library(path: str, provider: str) -> Library:
+def ask_library(path: str, provider: str) -> Library:
+    """What libfabric is here and offers; `path`, `provider`: of the settings. Opens each NIC once."""
     try:
         native: Any = importlib.import_module("pdd.fabric._native")
     except ImportError as error:

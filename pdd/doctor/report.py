@@ -11,6 +11,7 @@ from pdd.doctor.verdict import Check, Verdict
 from pdd.errors import UsageError
 
 PEER_IDS = ("D070", "D071", "D072", "D073", "D074")  # of another node, see peer.py
+NEED_LIBRARY = frozenset({"D020", "D034", "D035"})  # that look at what libfabric offers
 GROUPS = (*dict.fromkeys(check.group for check in CHECKS), "peer")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from pdd.doctor.facts import (
     Process,
     RunDir,
 )
-from pdd.doctor.report import chosen, judge
+from pdd.doctor.report import NEED_LIBRARY, chosen, judge
 from pdd.errors import UsageError
 from pdd.topology import sysfs
 from pdd.topology.placement import Wanted, plan_placement
@@ -43,14 +43,17 @@ GOOD = {
 }
 
 
-@pytest.fixture
-def facts(tmp_path: Path) -> Callable[..., Facts]:
-    def make(machine: Any = machines.dgx_h100, **changed: Any) -> Facts:
-        root = tmp_path / machine.__name__
-        if not root.exists():
-            machine(root)
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Facts]:
+    @functools.cache
+    def of(machine: Any) -> Any:
+        root = tmp_path_factory.mktemp(machine.__name__) / "root"
+        machine(root)
         topology = sysfs.read(root)
-        found = plan_placement(topology, Wanted()).findings
+        return topology, plan_placement(topology, Wanted()).findings
+
+    def make(machine: Any = machines.dgx_h100, **changed: Any) -> Facts:
+        topology, found = of(machine)
         return Facts(topology=topology, findings=found, role="both", **{**GOOD, **changed})
 
     return make
@@ -162,3 +165,12 @@ def test_only_some() -> None:
     assert chosen(()) >= {check.id for check in CHECKS}
     with pytest.raises(UsageError, match='"gpus" is no check'):
         chosen(["gpus"])
+
+
+def test_the_checks_that_need_libfabric_are_those_that_look_at_it(facts: Callable[..., Facts]) -> None:
+    """What is chosen without one of them is judged without asking it, which takes a second."""
+    small = facts(memlock=Limit(1, 1))
+    libraries = (Library(error="none"), Library("/m", "1", offers=(("tcp", "eth0", "a"),)), Library())
+    for check in CHECKS:
+        outcomes = {str(check.judge(dataclasses.replace(small, library=each))) for each in libraries}
+        assert len(outcomes) == 1 or check.id in NEED_LIBRARY, check.id
