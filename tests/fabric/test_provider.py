@@ -35,6 +35,18 @@ def test_a_configured_library_is_used_or_refused_but_never_replaced(fabric_stack
         native.Fabric(library=str(tmp_path))
 
 
+def test_the_libfabric_inside_a_pex_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment links a wheel's files to where the wheel was unpacked; the data is there alone."""
+    unpacked, site = tmp_path / "unpacked" / "mpich.whl", tmp_path / "site-packages"
+    for made in (unpacked / "mpich-5.dist-info", unpacked / ".prefix/data/lib/mpich", site / "mpich-5.dist-info"):
+        made.mkdir(parents=True)
+    (unpacked / "mpich-5.dist-info/METADATA").touch()
+    (unpacked / ".prefix/data/lib/mpich/libfabric.so.1").touch()
+    (site / "mpich-5.dist-info/METADATA").symlink_to(unpacked / "mpich-5.dist-info/METADATA")
+    monkeypatch.setattr("sysconfig.get_path", {"data": str(tmp_path), "purelib": str(site)}.__getitem__)
+    assert search_dirs() == [(str(unpacked / ".prefix/data/lib/mpich"), "mpich-wheel")]
+
+
 def test_search_dirs_exist() -> None:
     assert all(Path(path, "libfabric.so.1").exists() for path, _ in search_dirs())
 
