@@ -108,7 +108,7 @@ def test_nodes_that_do_not_fit_refuse_each_other_by_field(tiny_model, run_dir: p
         status = d0.wait("the refusal", lambda s: any(p["state"] == "incompatible" for p in s["peers"]), 60)
         assert "dtype" in str(status["peers"]) or "dtype" in str(d0.control("/v1/peers"))
         assert status["reasons"] == [
-            f"no prefiller: {p0.peer_address} is incompatible (model, dtype; `pdd peers` says what differs)"]
+            f"no prefiller: {p0.peer_address} is incompatible (dtype; `pdd peers` says what differs)"]
         code, error = error_of(d0.url, {"model": model_name(d0.url), "prompt": prompt_of(40), "max_tokens": 4})
         assert code == 503
         assert "dtype" in error["message"]
