@@ -121,7 +121,7 @@ def serve(
     raise typer.Exit(run(ctx.obj, flags, assignments or [], demo, dry_run))
 
 
-@app.command(cls=_Command, epilog=_OF_A_NODE)
+@app.command(cls=_Command, epilog=_also("-i NAME", "--json", "--timeout TIME", "-v"))
 def status(
     ctx: typer.Context,
     wait: Annotated[str | None, typer.Option("--wait", metavar="STATE", help="Wait until ready or drained.")] = None,
