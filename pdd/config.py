@@ -166,8 +166,17 @@ class Engine(Section):
         description="Rank processes that compute together, each with a part of the model and of the KV. It must divide the "
         "model's attention heads and MLP. Nodes that work together may differ.",
     )
+    dp: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Replica groups: engines with weights, pages and queues of their own behind one API. A request goes to the "
+        "one with most room. Not on a node that decoders ask for KV: run more prefillers instead.",
+    )
     threads: int = Field(
-        default=0, ge=0, le=1024,
+        default=0,
+        ge=0,
+        le=1024,
         description="CPU threads of a rank. 0: the cores of its NUMA node, shared with its other ranks.",
     )
     step_timeout: Duration = Field(
@@ -210,9 +219,14 @@ class Kv(Section):
         le=1024,
         description="Token slots of a page. Two nodes that work together may differ; the smaller must divide the larger.",
     )
-    num_pages: int = Field(default=0, ge=0, description="Pages of the pool. 0: as many as memory_fraction allows.")
+    num_pages: int = Field(
+        default=0, ge=0, description="Pages of the pool of each group. 0: as many as memory_fraction allows."
+    )
     memory_fraction: float = Field(
-        default=0.2, gt=0, lt=1, description="Share of the device's free memory for the pool, when num_pages is 0."
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="Share of the device's free memory for the pools of all groups, when num_pages is 0.",
     )
 
 

@@ -357,6 +357,14 @@ def _check_role(config: Config, report: Callable[..., None]) -> None:
         what = "prefills by itself and asks no prefiller" if role == "both" else "is asked, and connects to nobody"
         where = "use role decode" if role == "both" else "set it on the decoders"
         report("peers.static", f"role {role} {what}; remove it, or {where}", "node.role")
+    if config.engine.dp > 1 and peers.listen:
+        report(
+            "engine.dp",
+            "a node that takes prompts of decoders (peers.listen) has one group, whose layer counter tells when KV can be "
+            "sent: start more prefillers instead, decoders use all that they are told of",
+            "peers.listen",
+            "node.role",
+        )
     if role == "decode" and not peers.static and not config.scheduler.local_prefill_fallback:
         report(
             "peers.static",

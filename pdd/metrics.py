@@ -69,6 +69,17 @@ class LinkTotals:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class GroupTotals:
+    """One engine of the node."""
+
+    pages: Mapping[str, int] = dataclasses.field(default_factory=dict)  # state → pages; absent: 0
+    running: int = 0
+    waiting: int = 0
+    waiting_for_kv: int = 0
+    steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Snapshot:
     """What the owners of the state have published. Totals never fall within one life of the node."""
 
@@ -105,15 +116,17 @@ class Snapshot:
     engine_heartbeat_age: float = 0.0  # seconds that the turn in hand has run; 0 while idle
     peers: Mapping[str, bool] = dataclasses.field(default_factory=dict)  # address dialled, or name of who called → up
     links: Sequence[LinkTotals] = ()
+    groups: Sequence[GroupTotals] = ()  # whose sums the totals are
     nic_utilization: Mapping[str, float] = dataclasses.field(default_factory=dict)  # NICs → share of their line rate
 
 
 class SnapshotCollector(Collector):
     """Families made from the latest snapshot. Holds no numbers of its own."""
 
-    def __init__(self, source: Callable[[], Snapshot], peers: Sequence[str]) -> None:
+    def __init__(self, source: Callable[[], Snapshot], peers: Sequence[str], num_groups: int) -> None:
         self._source = source
         self._peers = tuple(peers)
+        self._num_groups = num_groups
 
     def collect(self) -> Iterator[Metric]:
         now = self._source()
@@ -192,6 +205,24 @@ class SnapshotCollector(Collector):
             ),
             links.items(),
         )
+        yield from self._of_groups(now.groups)
+
+    def _of_groups(self, groups: Sequence[GroupTotals]) -> Iterator[Metric]:
+        """As many groups as the config says, before they are there, too."""
+        known = [*groups, *(GroupTotals() for _ in range(self._num_groups - len(groups)))]
+        yield _labelled(
+            GaugeMetricFamily("pdd_group_kv_pages", "Pages of one group's pool by state.", labels=["group", "state"]),
+            [((str(index), state), each.pages.get(state, 0)) for index, each in enumerate(known) for state in PAGE_STATES],
+        )
+        states = (("running", "running"), ("waiting", "waiting"), ("wait_kv", "waiting_for_kv"))
+        yield _labelled(
+            GaugeMetricFamily("pdd_group_requests", "Requests of one group by state.", labels=["group", "state"]),
+            [((str(index), state), getattr(each, name)) for index, each in enumerate(known) for state, name in states],
+        )
+        yield _labelled(
+            CounterMetricFamily("pdd_group_engine_steps", "Forward steps of one group.", labels=["group"]),
+            [((str(index),), each.steps) for index, each in enumerate(known)],
+        )
 
 
 _Family = GaugeMetricFamily | CounterMetricFamily
@@ -215,12 +246,14 @@ class Metrics:
         version: str = "",
         peers: Sequence[str] = (),
         compat: Sequence[str] = (),
+        groups: int = 1,
     ) -> None:
-        """`peers`: the addresses that are dialled. `compat`: whose names are written beside ours ("vllm")."""
+        """`peers`: the addresses that are dialled. `compat`: whose names are written beside ours ("vllm"). `groups`:
+        engines that the node has."""
         self.registry = CollectorRegistry()
         self._written: Collector = WithVllmNames(self.registry, model) if "vllm" in compat else self.registry
         self._source: Callable[[], Snapshot] = Snapshot
-        self.registry.register(SnapshotCollector(lambda: self._source(), peers))
+        self.registry.register(SnapshotCollector(lambda: self._source(), peers, groups))
         Gauge(
             "pdd_build_info",
             "Always 1; what runs is in the labels.",

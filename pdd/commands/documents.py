@@ -227,6 +227,15 @@ class TopologyRail(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class TopologyPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one rank runs."""
+
+    rank: int  # of the node, counted through all its engines
+    numa: int | None  # where it and its memory are kept; null: nowhere in particular
+    cpus: str | None  # null: any
+    threads: int
+
+
 class TopologyPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank group of a node uses."""
 
@@ -236,11 +245,12 @@ class TopologyPlacement(msgspec.Struct, frozen=True, kw_only=True):
     nics: tuple[str, ...]
     bind: tuple[str, ...]  # names that libfabric is asked for; none: its own choice
     rate_bits_per_second: int | None
-    numa: int | None  # where worker, ranks and memory are kept; null: nowhere in particular
+    numa: int | None  # where the worker is kept; null: nowhere in particular
     memory: str
     worker_cpus: str | None  # null: any
-    rank_cpus: str | None  # null: any
-    threads: int
+    rank_cpus: str | None  # of all of them together; null: any
+    threads: int  # of each
+    places: tuple[TopologyPlace, ...]  # of each rank
     why: tuple[str, ...]
 
 

@@ -38,6 +38,8 @@ def _print_status(options: Globals, document: dict[str, Any]) -> None:
         print_json(document)
         return
     print(status_line(options, document), flush=True)
+    for line in _groups(document):
+        print(line)
     for finding in document["findings"]:
         if finding["level"] == "info" and not options.verbose:  # nothing to do about it; `pdd top` shows it, too
             continue
@@ -65,8 +67,6 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
 
     After the state: how far a start is, how long a drain may still take. At the end: why the node is not ready.
     """
-    pages = doc["pages"]
-    used = (pages["total"] - pages["free"] - pages["cached"]) / pages["total"] if pages["total"] else 0
     rates = doc["rates"]["10s"]
     into = doc["role"] != "prefill"
     rate = rates["bytes_received_per_second" if into else "bytes_per_second"]
@@ -85,7 +85,7 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
             f"running {doc['running']}/{doc['max_batch_size']}",
             f"waiting {doc['waiting']}",
             f"wait kv {doc['waiting_for_kv']}",
-            f"kv {used:.0%}",
+            f"kv {_used(doc['pages']):.0%}",
             f"{'in' if into else 'out'} {show_bytes(rate, 'B/s')}{_share(rate, doc)}",
             f"peers {up}/{len(doc['peers'])}",
             f"failed {doc['transfers']['failed']}",
@@ -97,6 +97,31 @@ def status_line(options: Globals, doc: dict[str, Any]) -> str:
 def _tp(doc: dict[str, Any]) -> int:
     """Ranks of each engine; 0 before they are loaded."""
     return len(doc.get("ranks") or ()) // max(1, len(doc.get("groups") or ()))
+
+
+def _groups(doc: dict[str, Any]) -> list[str]:
+    """Each engine of a node that has several. A daemon of before says nothing of them."""
+    groups = doc.get("groups") or ()
+    if len(groups) < 2:
+        return []
+    places = doc["max_batch_size"] // len(groups)
+    return [
+        "  ".join(
+            [
+                f"  group {group['index']}",
+                f"running {group['running']}/{places}",
+                f"waiting {group['waiting']}",
+                f"wait kv {group['waiting_for_kv']}",
+                f"kv {_used(group['pages']):.0%}",
+            ]
+        )
+        for group in groups
+    ]
+
+
+def _used(pages: dict[str, int]) -> float:
+    """Share of the pool that cannot be handed out now."""
+    return (pages["total"] - pages["free"] - pages["cached"]) / pages["total"] if pages["total"] else 0.0
 
 
 def _share(rate: float, doc: dict[str, Any]) -> str:
@@ -151,9 +176,11 @@ def requests(options: Globals) -> None:
     if options.json:
         print_json(document)
         return
+    grouped = any(row.get("group") for row in document["requests"] or ())  # else there is one, or all are in the first
     rows = [
         [
             row["id"],
+            *([row["group"]] if grouped else []),
             show_duration(row["age_seconds"]),
             row["state"],
             row["peer"],
@@ -164,7 +191,7 @@ def requests(options: Globals) -> None:
         ]
         for row in document["requests"] or ()
     ]
-    print(table(rows, ["ID", "AGE", "STATE", "PEER", "IN", "OUT", "PAGES", "WHY"]))
+    print(table(rows, ["ID", *(["GROUP"] if grouped else []), "AGE", "STATE", "PEER", "IN", "OUT", "PAGES", "WHY"]))
 
 
 def request(options: Globals, request_id: str) -> None:

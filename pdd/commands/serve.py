@@ -23,6 +23,7 @@ _FLAG_KEYS = {
     "--listen": "api.listen",
     "--peer-listen": "peers.listen",
     "--peer": "peers.static",
+    "--dp": "engine.dp",
 }
 
 

@@ -100,6 +100,7 @@ def serve(
     peer: Annotated[
         list[str] | None, typer.Option("--peer", metavar="HOST:PORT", help="A prefiller; repeatable.")
     ] = None,
+    dp: Annotated[int | None, typer.Option("--dp", metavar="N", help="Replica groups behind one API.")] = None,
     assignments: Assignments = None,
     demo: Annotated[bool, typer.Option("--demo", help="Make a tiny random model and serve that.")] = False,
     dry_run: Annotated[
@@ -117,6 +118,7 @@ def serve(
         "--listen": listen,
         "--peer-listen": peer_listen,
         "--peer": peer or None,
+        "--dp": dp,
     }
     raise typer.Exit(run(ctx.obj, flags, assignments or [], demo, dry_run))
 

@@ -188,7 +188,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     waiting_for_kv: int = 0
     batch_size: int = 0
-    max_batch_size: int = 0
+    max_batch_size: int = 0  # of all engines together, as batch_size is
     page_size: int = 0
     pages: Pages = Pages()
     fences: Fences = Fences()
@@ -246,6 +246,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     first_token_seconds: float | None = None
     transfer: RequestTransfer | None = None
     client_request_id: str | None = None  # the X-Request-Id that the client sent
+    group: int | None = None  # index of the engine that has it
 
 
 class OneRequest(Request, frozen=True, kw_only=True):

@@ -18,12 +18,16 @@ Consumer = Callable[[EngineEvent], object]
 
 
 class Dispatch:
-    """Owner: the main loop. Consumers are called in the order in which they were added."""
+    """Owner: the main loop. Consumers are called in the order in which they were added, but for the first."""
 
     def __init__(self) -> None:
         self._consumers: list[Consumer] = []
         self._fetch: Consumer | None = None
         self._not_fetched: Callable[[KvReserved, Exception], object] = lambda event, error: None
+
+    def add_first(self, consumer: Consumer) -> None:
+        """One that the others rely on."""
+        self._consumers.insert(0, consumer)
 
     def add(self, consumer: Consumer) -> None:
         self._consumers.append(consumer)

@@ -62,7 +62,7 @@ class Documents:
             boot_id=node.boot_id, version=node.version, model=node.model_name, pid=os.getpid(), api=config.api.listen,
             peer_listen=config.peers.listen or None, reasons=reasons, phase=node.phase.name,
             progress=node.phase.progress, drain_seconds_left=node.drain.seconds_left,
-            uptime_seconds=time.monotonic() - node.started_at, max_batch_size=config.engine.max_batch_size,
+            uptime_seconds=time.monotonic() - node.started_at, max_batch_size=config.engine.max_batch_size * config.engine.dp,
             page_size=config.kv.page_size, peers=self._peers(), transfers=self._totals(), latency=self._latency(),
             fabric=view.fabric_info(), fences=view.fences(), findings=view.findings(), groups=self._groups(),
             ranks=self._ranks(),
@@ -278,7 +278,7 @@ class Documents:
             pages_total=engine.pages.total, running=states["running"] + states["ready"], waiting=states["waiting"],
             waiting_for_kv=states["wait_kv"], batch_size=engine.batch_size, prompt_tokens=self._prompt_tokens(engine),
             generation_tokens=counts.generated_tokens, preemptions=counts.preemptions, steps=counts.steps,
-            engine_heartbeat_age=view.turn_age(),
+            engine_heartbeat_age=view.turn_age(), groups=[_group_totals(group) for group in view.groups()],
         )
 
 
@@ -299,6 +299,16 @@ def _group(group: GroupView) -> schema.EngineGroup:
         document, running=now.states["running"] + now.states["ready"], waiting=now.states["waiting"],
         waiting_for_kv=now.states["wait_kv"], batch_size=now.batch_size,
         queued_prefill_tokens=now.queued_prefill_tokens, pages=_pages(now.pages), steps=now.totals.steps,
+    )
+
+
+def _group_totals(group: GroupView) -> metrics.GroupTotals:
+    now = group.snapshot
+    if now is None:
+        return metrics.GroupTotals()
+    return metrics.GroupTotals(
+        pages={state: getattr(now.pages, state) for state in PAGE_STATES}, running=now.states["running"] + now.states["ready"],
+        waiting=now.states["waiting"], waiting_for_kv=now.states["wait_kv"], steps=now.totals.steps,
     )
 
 

@@ -2,8 +2,8 @@
 
     EngineGroup(index, executor) -> load() -> start(...) -> stop() -> close()
 
-A node has a tuple of groups, today of one. Groups share nothing but what `start` is given: ids that are never the same
-twice in the node's life, and the dispatch of events. Which group a request goes to is not decided here.
+A node has a tuple of groups, `engine.dp` of them. Groups share nothing but what `start` is given: ids that are never the
+same twice in the node's life, and the dispatch of events. Which group a request goes to is not decided here (engines.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdd.engine.loop import EngineLoop
 from pdd.engine.request import EngineEvent
 from pdd.engine.scheduler import Scheduler
 from pdd.engine.snapshot import EngineSnapshot
-from pdd.errors import EngineError
+from pdd.errors import PddError
 from pdd.kv.pool import PagePool
 from pdd.metrics import Metrics
 from pdd.states import Recorder
@@ -42,10 +42,14 @@ class EngineGroup:
     pool: PagePool | None = None
     scheduler: Scheduler | None = None
     loop: EngineLoop | None = None  # once it runs
+    of: int = 1  # groups that the node has
 
     def load(self) -> None:
         """Starts the ranks and waits until they are ready. Raises what `RankExecutor.start` does."""
-        self.ranks = self.executor.start()
+        try:
+            self.ranks = self.executor.start()
+        except PddError as error:
+            raise self.named(error) from error
 
     def start(
         self, limits: SchedulerLimits, *, ids: Callable[[], int], metrics: Metrics,
@@ -54,12 +58,26 @@ class EngineGroup:
     ) -> None:
         """Starts the engine over the loaded ranks. All callables are called on its thread."""
         self.pool = PagePool(self.ranks[0].ready.num_pages)
-        self.scheduler = Scheduler(self.pool, limits, ids=ids, recorder=recorder)
+        self.scheduler = Scheduler(self.pool, limits, ids=ids, recorder=recorder, group=self.index)
         observed = ObservedExecutor(self.executor, self.scheduler, metrics, first_step)
-        self.loop = EngineLoop(self.scheduler, observed, emit=emit, on_failure=on_failure, recorder=recorder)
+        self.loop = EngineLoop(
+            self.scheduler, observed, emit=emit, on_failure=lambda error: on_failure(self.named(error)), recorder=recorder,
+            name=self.name,
+        )
         self.loop.start()
 
     # -- asking ---------------------------------------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        """For threads, logs and errors; "" where there is no other."""
+        return f"group {self.index}" if self.of > 1 else ""
+
+    def named(self, error: Exception) -> Exception:
+        """`error`, with the group that it is of where there is another."""
+        if self.of == 1 or not isinstance(error, PddError):
+            return error
+        return type(error)(f"{self.name}: {error.message}", hint=error.hint)
+
     @property
     def snapshot(self) -> EngineSnapshot | None:
         return None if self.loop is None else self.loop.snapshot
@@ -71,7 +89,7 @@ class EngineGroup:
         return 0.0 if busy is None else time.monotonic() - busy
 
     # -- the end ----------------------------------------------------------------------------------------------------
-    def rank_died(self, error: EngineError) -> None:
+    def rank_died(self, error: PddError) -> None:
         if self.loop is not None:
             self.loop.fail(error)
 

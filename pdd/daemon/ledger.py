@@ -31,6 +31,7 @@ class Entry:
     prompt_tokens: int
     prompt: tuple[int, ...] | None = None  # kept only when debug.show_prompts is set
     given_id: str | None = None  # what the client called it
+    group: int = 0  # index of the engine that has it
     peer: str = ""
     attempt: int | None = None
     attempts: int = 0
@@ -99,6 +100,10 @@ class Ledger:
         kept = prompt if self._keep_prompts else None
         self.prompt_tokens += len(prompt)
         self._live[request_id] = Entry(request_id, "generate", self._clock(), len(prompt), kept, given_id)
+
+    def placed(self, request_id: str, group: int) -> None:
+        """Which engine a request was given to."""
+        self._live[request_id].group = group
 
     def first_step(self, request_id: str, at: float) -> None:
         """A request that needs no prefiller was taken into its first step."""

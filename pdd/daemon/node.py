@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import logging
 import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pdd import config_load
@@ -32,12 +33,13 @@ from pdd.control import paths
 from pdd.control.schema import RateWindows
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
-from pdd.daemon import flight, placing
+from pdd.daemon import flight, loading, placing
 from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.documents import Documents
 from pdd.daemon.drain import Drain
 from pdd.daemon.dump import Dumps
 from pdd.daemon.dump import directory as dump_directory
+from pdd.daemon.engines import Engines
 from pdd.daemon.group import EngineGroup
 from pdd.daemon.kv_fabric import KvFabric
 from pdd.daemon.latency import Latencies
@@ -52,8 +54,7 @@ from pdd.daemon.view import NodeView
 from pdd.daemon.waterfall import Waterfalls
 from pdd.engine.executor import RankExecutor
 from pdd.engine.limits import SchedulerLimits
-from pdd.engine.loop import EngineLoop
-from pdd.engine.rank_protocol import RankInit, RankProgress
+from pdd.engine.rank_protocol import RankProgress
 from pdd.engine.request import KvOutcome, KvReserved
 from pdd.errors import EngineError, FabricFailure, PddError
 from pdd.history import History
@@ -106,6 +107,7 @@ class Node:
         self._model_dir = Path(config.model.path)
         self.model_name = config.model.served_name or ("pdd-demo" if demo else self._model_dir.resolve().name)
         self.groups: tuple[EngineGroup, ...] = ()
+        self._progress = loading.Progress()
         self.fabric: KvFabric | None = None
         self.placement: Placement | None = None  # once the machine was read, which is once in a life
         self.decoder: Decoder | None = None
@@ -120,7 +122,7 @@ class Node:
         self.ledger = Ledger(time.monotonic, keep_prompts=config.debug.show_prompts)
         self.metrics = Metrics(
             name=config.node.name, role=config.node.role, model=self.model_name, version=self.version,
-            peers=config.peers.static, compat=config.metrics.compat,
+            peers=config.peers.static, compat=config.metrics.compat, groups=config.engine.dp,
         )
         self.latencies = Latencies.new(time.monotonic)
         self.meter = Meter(self.metrics, self.ledger, self.latencies)
@@ -198,29 +200,26 @@ class Node:
             write_demo_model(self._model_dir)
             _log.warning("demo: a tiny model of random weights; its text means nothing")
         loop = asyncio.get_running_loop()
-
-        def progress(rank: int, made: RankProgress) -> None:
-            loop.call_soon_threadsafe(self._show_progress, made)
-
         self.phase = Phase("load", 0.0)
-        assert self.placement is not None
-        [place] = self.placement.groups
-        init = RankInit(
-            str(self._model_dir), world=config.engine.tp, dtype=config.model.dtype,
-            page_size=config.kv.page_size, num_pages=config.kv.num_pages,
-            memory_fraction=config.kv.memory_fraction, max_context=config.model.max_context,
-            max_batch_size=config.engine.max_batch_size, max_batch_tokens=config.engine.max_batch_tokens,
-            threads=place.threads, cpus=place.rank_cpus, numa=place.numa,
-        )
-        executor = RankExecutor(init, step_timeout=config.engine.step_timeout, on_progress=progress)
-        group = EngineGroup(0, executor)
-        self.groups = (group,)
         self._tokenizer = await asyncio.to_thread(Tokenizer, self._model_dir)
-        await asyncio.to_thread(group.load)
-        executor.watch(lambda error: loop.call_soon_threadsafe(self._rank_died, group, error))
+        await loading.load(self._new_group, config.engine.dp, config.kv.num_pages)
+        for group in self.groups:
+            group.executor.watch(functools.partial(_soon, loop, self._rank_died, group))
 
-    def _show_progress(self, made: RankProgress) -> None:
-        self.phase = Phase(f"load {made.phase}", made.done_bytes / made.total_bytes if made.total_bytes else None)
+    def _new_group(self, index: int, num_pages: int) -> EngineGroup:
+        """One that `close` knows of, for whoever loads it."""
+        assert self.placement is not None
+        config, loop = self.config, asyncio.get_running_loop()
+        report = functools.partial(_soon, loop, self._show_progress, index)
+        init = loading.rank_init(config, self.placement, index, str(self._model_dir), num_pages)
+        executor = RankExecutor(init, step_timeout=config.engine.step_timeout, on_progress=report)
+        group = EngineGroup(index, executor, of=config.engine.dp)
+        self.groups += (group,)
+        return group
+
+    def _show_progress(self, group: int, rank: int, made: RankProgress) -> None:
+        phase, share = self._progress.add(group, rank, made)
+        self.phase = Phase(f"load {phase}", share)
 
     async def _open_fabric(self) -> None:
         self.phase = Phase("fabric")
@@ -234,7 +233,8 @@ class Node:
 
     async def _register_memory(self, fabric: KvFabric) -> None:
         self.phase = Phase("register")
-        await asyncio.to_thread(fabric.take_memory, self.groups[0].ranks)
+        ranks = [rank for group in self.groups for rank in group.ranks]
+        await asyncio.to_thread(fabric.take_memory, ranks, len(self.groups))
         self.metrics.sees_way(fabric.provider)
         if fabric.may_be_local:
             self.metrics.sees_way(LOCAL)
@@ -255,24 +255,19 @@ class Node:
                 emit=lambda events: loop.call_soon_threadsafe(self._dispatch.take, events),
                 on_failure=lambda error: loop.call_soon_threadsafe(self._fail, error), recorder=self.history,
             )
+        self._engines = Engines([group.loop for group in self.groups if group.loop is not None], limits, self.ledger.placed)
+        self._dispatch.add_first(self._engines.engine_event)
 
     @property
     def service(self) -> NodeService:
         """Of the API."""
         return self._service
 
-    @property
-    def _engine(self) -> EngineLoop:
-        """The engine that requests go to: there is one."""
-        loop = self.groups[0].loop
-        assert loop is not None
-        return loop
-
     async def _link_peers(self) -> None:
         config, fabric = self.config, self.fabric
         if fabric is None:
             return
-        engine = self._engine
+        engine = self._engines
         context = self.link_context = fabric.link_context(config, self.epoch, self.version, self._token, self.history)
         if config.node.role == "decode":
             self.decoder = Decoder(
@@ -305,7 +300,7 @@ class Node:
             vocab_size=rank.vocab_size, max_context=rank.max_context, pool_tokens=rank.num_pages * rank.page_size
         )
         self._service.loaded(
-            self._tokenizer, limits, self._engine,
+            self._tokenizer, limits, self._engines,
             lambda num_tokens: route(config.node.role, num_tokens, self.config.scheduler.local_prefill_tokens),
         )
         self.phase = Phase("serve")
@@ -314,13 +309,15 @@ class Node:
     # -- what parts tell each other -----------------------------------------------------------------------------------
     def _not_fetched(self, event: KvReserved, error: Exception) -> None:
         """The decoder failed at a reservation: its pages go back, and its client is told."""
+        engine = self.groups[event.group].loop
         assert self.decoder is not None
+        assert engine is not None
         failure = FabricFailure(f"the KV of this prompt could not be asked for: {error!r}")
         if all(attempt.attempt != event.attempt for attempt in self.decoder.attempts()):
-            self._engine.kv_settled(event.attempt, KvOutcome.RELEASED, error=failure)
+            engine.kv_settled(event.attempt, KvOutcome.RELEASED, error=failure)
         elif not self._service.cancel(event.request_id, failure):
             # It failed half-way and may have asked already: a write may land. The way back is that of an abort.
-            self._engine.abort(event.request_id)
+            engine.abort(event.request_id)
 
     def _attempt_done(self, done: AttemptDone) -> None:
         arrivals = None if done.key is None or self.fabric is None else self.fabric.fabric.read_arrivals(done.key)
@@ -346,7 +343,7 @@ class Node:
 
     def _rank_died(self, group: EngineGroup, error: EngineError) -> None:
         group.rank_died(error)
-        self._fail(error)
+        self._fail(group.named(error))
 
     def _fail(self, error: Exception) -> None:
         if self.failed.done():
@@ -420,6 +417,11 @@ class Node:
             await _closed("control", self._control.stop())
         if self._temporary is not None:
             await _closed("demo model", asyncio.to_thread(self._temporary.cleanup))
+
+
+def _soon(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object) -> None:
+    """From any thread: calls it on the loop."""
+    loop.call_soon_threadsafe(call, *arguments)
 
 
 async def _fabric_closed(fabric: KvFabric) -> None:

@@ -16,8 +16,8 @@ _log = logging.getLogger("pdd.placement")
 def wanted(config: Config, source: str = "") -> Wanted:
     """`source`: the address that peers reach this node by; "": any, or not known."""
     return Wanted(
-        devices=(None,) * config.engine.tp, bind=config.fabric.bind, require=config.fabric.require,
-        threads=config.engine.threads, source=source,
+        devices=(None,) * (config.engine.dp * config.engine.tp), together=config.engine.tp, bind=config.fabric.bind,
+        require=config.fabric.require, threads=config.engine.threads, source=source,
     )
 
 

@@ -83,7 +83,7 @@ def _plain(row: RequestRow, context: Context) -> schema.Request:
     return schema.Request(
         id=row.request_id, kind=row.kind, state=row.state, age_seconds=context.now - row.arrived,
         state_age_seconds=context.now - row.state_since, prompt_tokens=row.prompt_tokens,
-        output_tokens=row.output_tokens,
+        output_tokens=row.output_tokens, group=row.group,
         pages=schema.PageNeed(have=pages_of(row.computed_tokens, context.page_size), need=max(row.pages, need)),
     )
 
@@ -100,7 +100,7 @@ def _prefill(row: RequestRow, job: JobStatus | None, context: Context) -> schema
     request = _plain(row, context)
     return schema.Request(
         id=job.client_id if job else row.request_id, kind=row.kind, state=row.state, age_seconds=request.age_seconds,
-        state_age_seconds=request.state_age_seconds, prompt_tokens=row.prompt_tokens, pages=request.pages,
+        state_age_seconds=request.state_age_seconds, prompt_tokens=row.prompt_tokens, pages=request.pages, group=row.group,
         peer=job.peer if job else None, attempt=job.attempt if job else None, why=(job.why or None) if job else None,
     )
 
@@ -131,7 +131,7 @@ def _timed(request: schema.Request, entry: Entry | None, context: Context) -> sc
     ) if entry.units else None
     return msgspec.structs.replace(
         request, peer=entry.peer or None, attempt=entry.attempt, attempts=entry.attempts, prompt=entry.prompt,
-        client_request_id=entry.given_id,
+        client_request_id=entry.given_id, group=entry.group,
         why=entry.error or entry.why or None, reason=entry.reason or None,
         queue_seconds=_between(entry.received, entry.started), prefill_seconds=prefill,
         exposed_seconds=entry.exposed_seconds, hidden_ratio=entry.hidden_ratio,

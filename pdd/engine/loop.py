@@ -85,9 +85,10 @@ class EngineLoop:
     def __init__(
         self, scheduler: Scheduler, executor: Executor, *, emit: Callable[[list[EngineEvent]], object],
         on_failure: Callable[[Exception], object], clock: Callable[[], float] = time.monotonic,
-        recorder: Recorder = record_nothing,
+        recorder: Recorder = record_nothing, name: str = "",
     ) -> None:
-        """`emit`, `on_failure` and `recorder` are called on the engine thread and must not block."""
+        """`emit`, `on_failure` and `recorder` are called on the engine thread and must not block. `name`: of this one among
+        the engines of its node."""
         self._scheduler = scheduler
         self._executor = executor
         self._emit = emit
@@ -95,8 +96,8 @@ class EngineLoop:
         self._clock = clock
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._outbox: list[EngineEvent] = []
-        self._thread = threading.Thread(target=self._run, name="pdd-engine", daemon=True)
-        self._life = State("engine", "", LoopState.NEW, _LIFE, clock=clock, recorder=recorder)
+        self._thread = threading.Thread(target=self._run, name=f"pdd-engine {name}".rstrip(), daemon=True)
+        self._life = State("engine", name, LoopState.NEW, _LIFE, clock=clock, recorder=recorder)
         self._ended: Exception | None = None  # why nothing is taken in any more
         self._busy_since: float | None = None
         self._batch_size = self._batch_tokens = 0

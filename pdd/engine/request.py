@@ -136,6 +136,7 @@ class KvReserved:
     tokens: tuple[int, ...]  # whose KV is wanted: all known tokens of the request but the last
     pages: tuple[int, ...]  # destination pages in token order, those of the skipped prefix included
     skip_tokens: int = 0
+    group: int = 0  # whose pages they are: the index of this engine among those of its node
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

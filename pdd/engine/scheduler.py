@@ -62,13 +62,15 @@ HEADROOM_DIVISOR = 16  # of the pool: at most this part stays free at admission 
 class Scheduler:
     def __init__(
         self, pool: PagePool, limits: SchedulerLimits, *, recorder: Recorder = record_nothing,
-        ids: Callable[[], int] | None = None,
+        ids: Callable[[], int] | None = None, group: int = 0,
     ) -> None:
         """`ids` makes the ids of holds, rows and attempts: never the same twice in this node's life, none negative.
         Several schedulers of one node share one, as an attempt is known by its id alone. None: a count of its own.
+        `group` is the index of this one among them.
         `recorder` hears of every state change of a request."""
         self.pool = pool
         self.limits = limits
+        self.group = group
         self._recorder = recorder
         self._new_id = ids or itertools.count().__next__
         # A row is at least a token: a smaller token budget than row budget would leave rows out of every step.
@@ -329,7 +331,8 @@ class Scheduler:
         if remote:
             record.move(RequestState.WAITING_FOR_REMOTE_KV, now, f"attempt {hold}")
             self._fetching[hold] = record
-            effects.append(KvReserved(record.request_id, hold, tuple(record.tokens[:-1]), pages))
+            tokens = tuple(record.tokens[:-1])
+            effects.append(KvReserved(record.request_id, hold, tokens, pages, group=self.group))
         else:
             record.move(RequestState.RUNNING, now)
             self._activate(record)

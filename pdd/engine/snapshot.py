@@ -30,6 +30,7 @@ class RequestRow:
     output_tokens: int = 0
     computed_tokens: int = 0
     pages: int = 0
+    group: int = 0  # index of the engine that has it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def take_snapshot(
         rows.append(RequestRow(
             record.request_id, "generate" if record.sink is None else "prefill", record.state.value, record.arrived,
             record.life.since, record.prompt_len, record.output_len, record.computed,
-            pool.num_held(record.hold) if record.hold in pool else 0,
+            pool.num_held(record.hold) if record.hold in pool else 0, scheduler.group,
         ))
     quarantined = []
     for attempt, orphan in scheduler.orphans.items():
@@ -117,7 +118,8 @@ def take_snapshot(
         if state == "quarantined":
             quarantined.append(orphan.since)
         rows.append(RequestRow(
-            orphan.request_id, "attempt", state, orphan.since, orphan.since, pages=pool.num_held(attempt)
+            orphan.request_id, "attempt", state, orphan.since, orphan.since, pages=pool.num_held(attempt),
+            group=scheduler.group,
         ))
     return EngineSnapshot(
         now, states, pool.counts(), batch_size, batch_tokens, last_step_seconds, queued, totals, tuple(rows),

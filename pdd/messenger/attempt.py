@@ -113,7 +113,7 @@ class Attempt:
         return wire.PrefillRequest(
             attempt=self.id, key=self.key, epoch=epoch, tokens=wire.pack_u32(reserved.tokens),
             pages=wire.pack_u32(reserved.pages), skip_tokens=reserved.skip_tokens,
-            request_id=reserved.request_id[:256], source_sets=self.source_sets,
+            request_id=reserved.request_id[:256], source_sets=self.source_sets, group=reserved.group,
         )
 
     def status(self, now: float, arrived_units: int) -> AttemptStatus:

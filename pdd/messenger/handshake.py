@@ -42,7 +42,7 @@ class LocalNode:
     version: str
     provider: str
     geometry: wire.Geometry
-    regions: tuple[int, ...]  # fabric regions of the KV memory, one per rank
+    regions: tuple[int, ...]  # fabric regions of the KV memory, one per rank, those of an engine together
     token: bytes | None = dataclasses.field(default=None, repr=False)
     max_tokens: int = 0  # most tokens of one prompt that this node prefills for a peer; 0: it prefills for nobody
     versions: Range = OURS  # of the peer protocol

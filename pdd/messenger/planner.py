@@ -68,16 +68,17 @@ class ShardPlanner:
     def plan(
         self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],
         destination_pages: Sequence[int], num_tokens: int, skip_tokens: int, source_sets: Sequence[int] = (),
+        group: int = 0,
     ) -> Sequence[ShardPush]:
         writes = sharding.plan_node_writes(
             shard_spec(source), shard_spec(destination), num_tokens=num_tokens, skip_tokens=skip_tokens,
             src_pages=source_pages, dst_pages=destination_pages, source_sets=source_sets,
         )
-        return tuple(map(self._push, writes))
+        return tuple(self._push(each, group * destination.tp + each.dst_rank) for each in writes)
 
-    def _push(self, writes: sharding.ShardWrites) -> ShardPush:
+    def _push(self, writes: sharding.ShardWrites, dst_region: int) -> ShardPush:
         native = self._make_native(
-            src_region=self._regions[writes.src_rank], dst_region=writes.dst_rank, src_offset=writes.src_offset,
+            src_region=self._regions[writes.src_rank], dst_region=dst_region, src_offset=writes.src_offset,
             dst_offset=writes.dst_offset, nbytes=writes.nbytes, units=writes.units,
             src_layer_stride=writes.src_layer_stride, dst_layer_stride=writes.dst_layer_stride,
             num_layers=writes.num_layers,

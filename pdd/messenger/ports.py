@@ -83,4 +83,6 @@ class Planner(Protocol):
         num_tokens: int,
         skip_tokens: int,
         source_sets: Sequence[int] = (),
-    ) -> Sequence[PushPlan]: ...
+        group: int = 0,
+    ) -> Sequence[PushPlan]:
+        """`group`: of the destination's engines, whose pages `destination_pages` are."""

@@ -197,7 +197,7 @@ class Prefiller:
             num_tokens = len(checked.tokens)
             return list(
                 self._planner.plan(ours, theirs, source_pages, checked.pages, num_tokens, request.skip_tokens,
-                                   request.source_sets)
+                                   request.source_sets, request.group)
             )
 
         assert link.endpoint is not None

@@ -31,6 +31,8 @@ def check_request(request: wire.PrefillRequest, peer: wire.Hello, node: LocalNod
     ours = node.geometry
     page_size = peer.geometry.page_size
     unit = min(page_size, ours.page_size)
+    if request.group >= peer.geometry.groups:
+        return _refuse(f"its pages are of engine {request.group} of a decoder that has {peer.geometry.groups}")
     if not tokens:
         return _refuse("it has no tokens")
     if len(tokens) > node.max_tokens:

@@ -11,9 +11,10 @@ import dataclasses
 
 from pdd.errors import PeerIncompatible, PeerProtocol
 
-PROTOCOL_VERSION = 2  # the newest that this node speaks
+PROTOCOL_VERSION = 3  # the newest that this node speaks
 OLDEST_VERSION = 1  # and the oldest
 EXPLAIN_VERSION = 2  # the first that has ExplainRequest and ExplainAnswer
+GROUPS_VERSION = 3  # the first that has PrefillRequest.group: a decoder may have several engines
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Range:
 
     oldest: int
     newest: int
+    why: str = ""  # no older one does, for whoever is refused
 
     def __str__(self) -> str:
         return f"version {self.newest}" if self.oldest == self.newest else f"versions {self.oldest} to {self.newest}"
@@ -32,6 +34,13 @@ class Range:
 
 
 OURS = Range(OLDEST_VERSION, PROTOCOL_VERSION)
+
+
+def of_decoder(groups: int) -> Range:
+    """What a decoder of so many engines speaks. An older prefiller would write the KV of all of them into the first."""
+    if groups == 1:
+        return OURS
+    return Range(GROUPS_VERSION, PROTOCOL_VERSION, f"engine.dp = {groups} needs version {GROUPS_VERSION}")
 
 
 def agree(ours: Range, theirs: Range) -> int:
@@ -46,8 +55,9 @@ def agree(ours: Range, theirs: Range) -> int:
     version = min(ours.newest, theirs.newest)
     if version < max(ours.oldest, theirs.oldest):
         behind = "this node" if ours.newest < theirs.newest else "the peer"
+        because = f" ({ours.why})" if ours.why else ""
         raise PeerIncompatible(
-            f"the peer speaks {theirs} of the peer protocol and this node {ours}: upgrade pdd on {behind}",
+            f"the peer speaks {theirs} of the peer protocol and this node {ours}{because}: upgrade pdd on {behind}",
             hint="nodes of neighbouring releases work together, so upgrade one at a time",
         )
     return version

@@ -71,6 +71,7 @@ class Geometry(msgspec.Struct, frozen=True):
     num_pages: Size  # of every rank; bounds check, need not be equal
     vocab_size: Size
     tiles: Size = 2  # of a head: K and V, or the one latent tile of MLA
+    groups: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 1  # engines, each of `tp` ranks and a pool of its own
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -81,7 +82,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     epoch: int  # random u64 of this life of the node
     provider: ShortText
     geometry: Geometry
-    descriptor: bytes  # Fabric.describe: endpoint of this link and KV regions, one per rank; empty: refused
+    descriptor: bytes  # Fabric.describe: endpoint of this link and KV regions, group * tp + rank; empty: refused
     version: ShortText  # of pdd, for the log
     dialled: ShortText = ""  # the initiator's word for the address; a newer link of the same word replaces the older
     max_tokens: Count = 0  # most tokens of one prompt that it will ever prefill for a peer; 0: it does not say
@@ -100,6 +101,7 @@ class PrefillRequest(msgspec.Struct, frozen=True, tag="prefill"):
     skip_tokens: Count
     request_id: ShortText  # the decoder's, for logs and `explain`
     source_sets: tuple[Count, ...] = ()  # the copy that feeds each replica set of the decoder; a wish: counts do not change
+    group: Count = 0  # of the decoder's engines, whose pages are meant; others than 0 only from GROUPS_VERSION on
 
 
 class EndReason(enum.Enum):

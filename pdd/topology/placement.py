@@ -3,13 +3,16 @@
 One function of what the machine has, what the config wants and what libfabric offers: the daemon calls it once in its life,
 and whoever calls it on the same input, such as `pdd topology` on a recorded machine, is told the same.
 
-A rank group is what one native worker drives: the ranks of one device, and its rail group (pairing.py). Nothing is pinned
-where that cannot help: on one NUMA node, or where none is known, CPUs and node are empty and the system decides.
+A rank group is what one native worker drives: the ranks of one device, and its rail group (pairing.py). Engines on CPUs
+are spread over all NUMA nodes, the ranks of each together, so that each has memory of its own near to it; the worker stays
+by the NICs. Nothing is pinned where that cannot help: on one NUMA node, or where none is known, CPUs and node are empty
+and the system decides. Ranks of one node share its CPUs, and divide its cores into threads.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from pdd.findings import Finding
@@ -24,10 +27,20 @@ class Wanted:
     """What the config, and the node's place in the network, say."""
 
     devices: tuple[int | None, ...] = (None,)  # of each rank, in order: a GPU's index, or the CPUs
+    together: int = 1  # neighbouring ranks that compute together: they stay on one NUMA node
     bind: tuple[str, ...] = ()  # fabric.bind: NICs instead of the paired ones, dealt to the groups in order
     require: str = ""  # fabric.require
     threads: int = 0  # engine.threads
     source: str = ""  # the address that peers reach this node by; "": any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where one rank runs."""
+
+    numa: int | None  # where it and its KV memory are kept; None: nowhere in particular
+    cpus: tuple[int, ...]  # empty: any
+    threads: int  # of its forward pass on CPUs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,10 +50,9 @@ class RankGroup:
     nics: tuple[str, ...]  # as the topology names them
     bind: tuple[str, ...]  # what libfabric is asked for; empty: its own choice
     rate_bits_per_second: int | None  # of all NICs together; None: not known of one
-    numa: int | None  # where worker, ranks and KV memory are kept; None: nowhere in particular
+    numa: int | None  # where the worker is kept; None: nowhere in particular
     worker_cpus: tuple[int, ...]  # empty: any
-    rank_cpus: tuple[int, ...]  # empty: any
-    threads: int  # of each rank's forward pass on CPUs
+    places: tuple[RankPlace, ...]  # of each of `ranks`
     why: tuple[str, ...]
 
 
@@ -50,6 +62,10 @@ class Placement:
     provider: str  # that is expected, as `fabric.provider` names it; "": libfabric was not asked
     groups: tuple[RankGroup, ...]
     findings: tuple[Finding, ...]  # of the topology
+
+    def place(self, rank: int) -> RankPlace:
+        """`rank`: of the node, counted through all its engines."""
+        return next(group.places[group.ranks.index(rank)] for group in self.groups if rank in group.ranks)
 
 
 def plan_placement(topology: Topology, wanted: Wanted, offers: Sequence[Offer] | None = None) -> Placement:
@@ -67,7 +83,7 @@ def plan_placement(topology: Topology, wanted: Wanted, offers: Sequence[Offer] |
         whys = {pair.nic: pair.why for pair in made.pairs if pair.gpu == device}
         nics, bind, why = _nics(topology, rail, whys, bound, known, kind, wanted.source)
         ranks = tuple(rank for rank, at in enumerate(wanted.devices) if at == device)
-        groups.append(_group(topology, _moved(topology, rail, nics), ranks, nics, bind, why, wanted.threads))
+        groups.append(_group(topology, _moved(topology, rail, nics), ranks, nics, bind, why, wanted.threads, wanted.together))
     return Placement(topology, kind, tuple(groups), find(topology, made))
 
 
@@ -116,27 +132,46 @@ def _moved(topology: Topology, rail: RailGroup, nics: tuple[Nic, ...]) -> RailGr
 
 
 def _group(topology: Topology, rail: RailGroup, ranks: tuple[int, ...], nics: tuple[Nic, ...], bind: tuple[str, ...],
-           why: str, threads: int) -> RankGroup:
-    cores = _num_cores(topology, rail.cpus)
-    spread = sum(bool(node.cpus) for node in topology.numa) > 1
-    fits = threads * len(ranks) <= cores
+           why: str, threads: int, together: int) -> RankGroup:
+    pinned = sum(bool(node.cpus) for node in topology.numa) > 1 and rail.numa is not None
+    homes = _homes(topology, rail, len(ranks), together) if pinned else [(None, rail.cpus)] * len(ranks)
+    sharing = Counter(homes)
+    places, wide = [], ""
+    for home in homes:
+        cores = _num_cores(topology, home[1])
+        fits = threads * sharing[home] <= cores
+        if pinned and not fits:
+            many = f" for each of {sharing[home]} ranks" if sharing[home] > 1 else ""
+            wide = f"engine.threads = {threads}{many} is more than the {cores} cores of the node: ranks may run anywhere"
+        cpus = home[1] if pinned and fits else ()
+        places.append(RankPlace(home[0], cpus, threads or max(1, cores // sharing[home])))
     reasons = [why]
-    if spread and rail.numa is not None:
+    if pinned:
         reasons.append(rail.why)
+        if len(sharing) > 1:
+            reasons.append(f"{len(ranks)} ranks over NUMA nodes {', '.join(str(numa) for numa, _ in sharing)}")
     else:
         reasons.append("one NUMA node: nothing is pinned" if topology.one_node else "no NUMA node is known: nothing is pinned")
-    if spread and not fits:
-        many = f" for each of {len(ranks)} ranks" if len(ranks) > 1 else ""
-        reasons.append(f"engine.threads = {threads}{many} is more than the {cores} cores of the node: ranks may run anywhere")
     rates = [nic.rate_bits_per_second for nic in nics]
     rate = sum(each or 0 for each in rates) if nics and None not in rates else None
-    pinned = spread and rail.numa is not None
     return RankGroup(
         device=rail.gpu, ranks=ranks, nics=tuple(nic.name for nic in nics), bind=bind, rate_bits_per_second=rate,
-        numa=rail.numa if pinned else None, worker_cpus=rail.worker_cpus if pinned else (),
-        rank_cpus=rail.cpus if pinned and fits else (), threads=threads or max(1, cores // max(1, len(ranks))),
-        why=tuple(reasons),
+        numa=rail.numa if pinned else None, worker_cpus=rail.worker_cpus if pinned else (), places=tuple(places),
+        why=(*reasons, *([wide] if wide else ())),
     )
+
+
+def _homes(topology: Topology, rail: RailGroup, num_ranks: int, together: int) -> list[tuple[int | None, tuple[int, ...]]]:
+    """(NUMA node, CPUs) of each rank: the rail's for a GPU's, and where all ranks compute together; else those of all nodes
+    that this process may run on, the rail's first, neighbours on one node."""
+    homes: list[tuple[int | None, tuple[int, ...]]] = [(rail.numa, rail.cpus)]
+    num_teams = -(-num_ranks // together)
+    if rail.gpu is None and num_teams > 1:
+        allowed = set(topology.cpus)
+        others = [(node.index, tuple(cpu for cpu in node.cpus if cpu in allowed)) for node in topology.numa]
+        homes += [home for home in others if home[1] and home[0] != rail.numa and not set(home[1]) & set(rail.cpus)]
+    num_homes = min(len(homes), num_teams)
+    return [homes[rank // together * num_homes // num_teams] for rank in range(num_ranks)]
 
 
 def _num_cores(topology: Topology, cpus: tuple[int, ...]) -> int:

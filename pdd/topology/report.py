@@ -9,7 +9,7 @@ from pdd.findings import finding
 from pdd.topology import cpus
 from pdd.topology.findings import find
 from pdd.topology.pairing import plan, unusable
-from pdd.topology.placement import Placement
+from pdd.topology.placement import Placement, RankGroup
 from pdd.topology.switches import switch_of
 from pdd.topology.types import Gpu, Nic, Topology
 
@@ -77,14 +77,27 @@ def placement_rows(placement: Placement) -> list[dict[str, Any]]:
             "bind": list(group.bind),
             "rate_bits_per_second": group.rate_bits_per_second,
             "numa": group.numa,
-            "memory": "anywhere" if group.numa is None else f"preferred on NUMA node {group.numa}",
+            "memory": _memory(group),
             "worker_cpus": cpus.as_list(group.worker_cpus) or None,
-            "rank_cpus": cpus.as_list(group.rank_cpus) or None,
-            "threads": group.threads,
+            "rank_cpus": cpus.as_list(sorted({cpu for place in group.places for cpu in place.cpus})) or None,
+            "threads": max(place.threads for place in group.places),
+            "places": [
+                {"rank": rank, "numa": place.numa, "cpus": cpus.as_list(place.cpus) or None, "threads": place.threads}
+                for rank, place in zip(group.ranks, group.places, strict=True)
+            ],
             "why": list(group.why),
         }
         for group in placement.groups
     ]
+
+
+def _memory(group: RankGroup) -> str:
+    nodes = sorted({place.numa for place in group.places if place.numa is not None})
+    if not nodes:
+        return "anywhere"
+    if len(nodes) == 1:
+        return f"preferred on NUMA node {nodes[0]}"
+    return f"each rank's on its own of NUMA nodes {cpus.as_list(nodes)}"
 
 
 def stale(topology: Topology, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -43,7 +43,8 @@ def _placed(group: dict[str, Any]) -> str:
     """What a node's parts use, and why."""
     who = "CPU ranks" if group["device"] is None else f"GPU{group['device']}"
     nics = ", ".join(group["bind"] or group["nics"]) or "libfabric's choice"
-    where = "anywhere" if group["numa"] is None else f"on numa{group['numa']}"
+    nodes = sorted({place["numa"] for place in group["places"] if place["numa"] is not None})
+    where = f"on {', '.join(f'numa{node}' for node in nodes)}" if nodes else "anywhere"
     return f"node: {who} use {nics}, {group['threads']} threads {where} ({'; '.join(group['why'])})"
 
 

@@ -36,6 +36,7 @@ def _members(document: Any) -> dict[str, Any]:
 _ROWS = {
     "peers": _members(schema.Peer(name="?", role="?", state="unknown")),
     "transfers": _members(schema.Transfer(peer="?", direction="?")),
+    "groups": _members(schema.EngineGroup(index=0)),
     "requests": _members(schema.Request(id="?", state="unknown", age_seconds=0.0)),
     "findings": {"id": "?", "level": "warn", "message": ""},
 }

@@ -18,6 +18,7 @@ from pdd.units import show_bytes, show_count, show_duration
 PANEL_WIDTH = 80  # below this, plain lines instead of panels
 _MIN_PEER_ROWS = 3  # header, one peer, how many more
 _MOST_FINDINGS = 3  # the others are behind a key
+_MOST_GROUPS = 8
 _SECOND_CHARTS = 9  # spare rows from which on there is a second pair of charts
 _PAIR_WIDTH = 18
 
@@ -31,9 +32,9 @@ def body(node: NodeState, view: View, width: int, room: int | None, glyphs: Glyp
         more = len(found) - _MOST_FINDINGS + 1
         found = [*found[: _MOST_FINDINGS - 1], say(f" ! and {more} more: press a", "warn")]
     if width < PANEL_WIDTH:
-        head = [*_plain(status), *found]
+        head = [*_plain(status), *_groups(status), *found]
         return [*head, *_peers(status, None if room is None else room - len(head), width, glyphs)]
-    numbers = _numbers(status, width, glyphs)
+    numbers = [*_numbers(status, width, glyphs), *_groups(status)]
     least = 3 + len(numbers) + len(found)
     peers = _peers(status, None if room is None else max(room - least, _MIN_PEER_ROWS), width, glyphs)
     spare = 0 if room is None else room - least - len(peers)
@@ -96,6 +97,24 @@ def _numbers(status: dict[str, Any], width: int, glyphs: Glyphs) -> list[Line]:
     failed: Span = (f" failed {show_count(transfers['failed'])}", "bad" if transfers["failed"] else "")
     counters = whole(_counters(status["role"], transfers), width - 2 - len(failed[0]))
     return [*middle, [failed, (f"  {counters}", "")]]
+
+
+def _groups(status: dict[str, Any]) -> list[Line]:
+    """One line for each engine of a node that has several."""
+    groups = status["groups"]
+    if len(groups) < 2:
+        return []
+    lines = []
+    for group in groups[:_MOST_GROUPS]:
+        pages = group["pages"]
+        used = (pages["total"] - pages["free"] - pages["cached"]) / max(pages["total"], 1)
+        counts = "  ".join(
+            f"{name} {show_count(group[key], 5):>5}"
+            for name, key in (("running", "running"), ("waiting", "waiting"), ("wait kv", "waiting_for_kv"))
+        )
+        lines.append(say(f" group {group['index']}  {counts}  kv {used:4.0%}"))
+    more = len(groups) - len(lines)
+    return [*lines, say(f" and {more} more; `pdd status` lists all", "dim")] if more else lines
 
 
 def _counters(role: str, transfers: dict[str, Any]) -> list[str]:

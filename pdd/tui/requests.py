@@ -91,9 +91,11 @@ def _columns(scene: Scene, glyphs: Glyphs, oldest: float) -> tuple[Column, ...]:
     def age(row: Row, cells: int) -> Span:
         return show_duration(row.data["age_seconds"]), "warn" if row.problem else ""
 
+    grouped = any(len((node.status or {}).get("groups", ())) > 1 for node in scene.shown)
     return (
         *of_node(scene),
         field("ID", 12, "id", grows=16),
+        *([field("GRP", 3, "group", right=True, rank=5)] if grouped else []),
         Column("AGE", 6, age, lambda row: row.data["age_seconds"], right=True),
         Column("BAR", _BAR, drawn, rank=3, grows=26),
         state(),

@@ -51,6 +51,8 @@ class FakeSource:
         self.progress: float | None = 0.42
         self.drain_seconds_left: float | None = None
         self.fences = schema.Fences()
+        self.groups: tuple[schema.EngineGroup, ...] = ()
+        self.group_of: dict[str, int] = {}  # request → group
 
     def version(self) -> schema.Version:
         return schema.Version(daemon="0.1.0", name=self.name, boot_id="boot-1", protocol="1", libfabric="2.5 (/lib/x)", torch="2.9")
@@ -64,13 +66,13 @@ class FakeSource:
             reasons=() if self.state == "ready" else (f"it is {self.state}",),
             pages=schema.Pages(total=64, free=50, reserved=10, running=4),
             fences=self.fences, transfers=schema.Transfers(writes=self.writes, bytes=self.writes * 4096, units=self.writes),
-            peers=(PEER,), fabric=schema.FabricInfo(provider="tcp", library_version="2.5"),
+            peers=(PEER,), fabric=schema.FabricInfo(provider="tcp", library_version="2.5"), groups=self.groups,
         )
 
     def requests(self) -> schema.Requests:
         rows = tuple(
             schema.Request(id=request_id, state=state, age_seconds=3.1, peer="p0", prompt_tokens=900, output_tokens=4,
-                           pages=schema.PageNeed(have=44, need=57), why="13 pages from p0")
+                           pages=schema.PageNeed(have=44, need=57), why="13 pages from p0", group=self.group_of.get(request_id))
             for request_id, state in self.live.items()
         )
         return schema.Requests(counts={"wait_kv": 1, "running": 1}, requests=rows)
@@ -132,7 +134,8 @@ class FakeSource:
             "pairs": [],
             "placement": [{"device": None, "ranks": [0], "provider": "verbs", "nics": ["mlx5_gone"], "bind": ["mlx5_gone"],
                            "rate_bits_per_second": None, "numa": None, "memory": "anywhere", "worker_cpus": None,
-                           "rank_cpus": None, "threads": 2, "why": ["fake"]}],
+                           "rank_cpus": None, "threads": 2, "why": ["fake"],
+                           "places": [{"rank": 0, "numa": None, "cpus": None, "threads": 2}]}],
             "findings": [],
         }
 

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pdd.engine.request import (
@@ -52,7 +52,8 @@ class FakePush:
 
 
 class FakePlanner:
-    """One rank on each side, equal page sizes, one unit per page and layer."""
+    """One rank in each group, equal page sizes, one unit per page and layer. A decoder's pages are numbered through its
+    groups, as if their regions were one."""
 
     extra_units = 0  # a prefiller and a decoder that do not agree on the count
     wish: tuple[int, ...] = ()  # what a decoder's chooses
@@ -79,10 +80,12 @@ class FakePlanner:
     def plan(
         self, source: wire.Geometry, destination: wire.Geometry, source_pages: Sequence[int],
         destination_pages: Sequence[int], num_tokens: int, skip_tokens: int, source_sets: Sequence[int] = (),
+        group: int = 0,
     ) -> list[FakePush]:
         self.heard.append(tuple(source_sets))
         first = skip_tokens // source.page_size
-        plan = FakePlan(tuple(source_pages[first:]), tuple(destination_pages[first:]), source.num_layers)
+        theirs = tuple(group * destination.num_pages + page for page in destination_pages[first:])
+        plan = FakePlan(tuple(source_pages[first:]), theirs, source.num_layers)
         return [FakePush(plan, source.page_size, num_tokens, skip_tokens)]
 
 
@@ -107,10 +110,12 @@ class Reservation:
 
 
 class FakeDecodeEngine:
-    """EngineInbox of a decoder. Pages are handed out at random, freed ones first to be used again."""
+    """EngineInbox of a decoder. Pages are handed out at random, freed ones first to be used again. Here they are numbered
+    through all groups of the node, and from 0 for whoever is told."""
 
     def __init__(
-        self, fabric: FakeFabric, emit: Emit, *, num_pages: int, page_size: int, num_layers: int, seed: int = 0
+        self, fabric: FakeFabric, emit: Emit, *, num_pages: int, page_size: int, num_layers: int, seed: int = 0,
+        group: int = 0, ids: Iterator[int] | None = None,
     ) -> None:
         self.fabric = fabric
         self.emit = emit
@@ -118,14 +123,15 @@ class FakeDecodeEngine:
         self.num_layers = num_layers
         self.num_pages = num_pages
         self.rng = random.Random(seed)
-        self.free = list(range(num_pages))
+        self.group = group
+        self.free = list(range(group * num_pages, (group + 1) * num_pages))
         self.reservations: dict[int, Reservation] = {}
         self.waiting: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.violations = fabric.network.violations
         self.settled: list[tuple[int, KvOutcome]] = []
-        self._attempts = itertools.count(1)
-        fabric.on_land = self._landed
+        self._attempts = ids or itertools.count(1)
+        fabric.on_land = self.landed
 
     # -- what a test does -------------------------------------------------------------------------------------------
     def generate(self, request_id: str, tokens: tuple[int, ...]) -> Request:
@@ -140,7 +146,8 @@ class FakeDecodeEngine:
 
     def check_integrity(self) -> None:
         held = [page for r in self.reservations.values() for page in r.pages]
-        assert sorted([*held, *self.free]) == list(range(self.num_pages))
+        first = self.group * self.num_pages
+        assert sorted([*held, *self.free]) == list(range(first, first + self.num_pages))
 
     # -- EngineInbox ------------------------------------------------------------------------------------------------
     def submit(self, spec: GenerateSpec) -> None:
@@ -240,7 +247,8 @@ class FakeDecodeEngine:
                 for layer in range(self.num_layers):
                     self.fabric.memory[(layer, page)] = None
             self.reservations[attempt] = Reservation(request, pages, 0)
-            self._say(KvReserved(request.request_id, attempt, request.tokens, pages))
+            told = tuple(page - self.group * self.num_pages for page in pages)
+            self._say(KvReserved(request.request_id, attempt, request.tokens, told, group=self.group))
 
     def _verify(self, reservation: Reservation) -> None:
         request = reservation.request
@@ -252,7 +260,7 @@ class FakeDecodeEngine:
                     self.violations.append(f"{request.request_id} is whole, but layer {layer} of page {page} is not")
                     return
 
-    def _landed(self, write: Write) -> None:
+    def landed(self, write: Write) -> None:
         if write.dst_page in self.free:
             self.violations.append(f"a write landed in page {write.dst_page}, which is free")
             return

@@ -15,6 +15,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from typing import Any
 
 from pdd.address import Address
+from pdd.daemon.engines import Engines
+from pdd.engine.limits import SchedulerLimits
+from pdd.engine.request import EngineEvent
 from pdd.messenger import wire
 from pdd.messenger.decoder import Decoder
 from pdd.messenger.events import FabricEvents
@@ -27,7 +30,7 @@ from pdd.messenger.ports import FlightPort
 from pdd.messenger.prefiller import Prefiller
 from pdd.messenger.settings import DecoderSettings, LinkSettings
 from pdd.messenger.status import AttemptDone, JobDone
-from pdd.messenger.versions import OURS
+from pdd.messenger.versions import of_decoder
 from pdd.states import Change
 from tests.messenger.fake_engines import FakeDecodeEngine, FakePlanner, FakePrefillEngine, Request
 from tests.messenger.fake_fabric import FakeCounter, FakeFabric, FakeNetwork
@@ -67,9 +70,14 @@ class Node:
 @dataclasses.dataclass
 class DecoderNode(Node):
     decoder: Decoder
-    engine: FakeDecodeEngine
+    engines: tuple[FakeDecodeEngine, ...]
     done: list[AttemptDone]
     heard: list[tuple[int, str]]  # at each word of `linked`: links that can be asked, and why not the others
+
+    @property
+    def engine(self) -> FakeDecodeEngine:
+        """Of the first group."""
+        return self.engines[0]
 
     async def close(self) -> None:
         await self.decoder.close()
@@ -110,7 +118,7 @@ class Rig:
     def _context(self, name: str, role: str, fabric: FakeFabric, settings: LinkSettings, token: bytes | None,
                  max_tokens: int = 0, **changes: Any) -> tuple[LinkContext, list[Change]]:
         epoch = next(_epochs)
-        versions = changes.pop("versions", OURS)
+        versions = changes.pop("versions", None) or of_decoder(changes.get("groups", 1))
         node = LocalNode(name, role, epoch, "0.1.0", "fake", geometry(**changes), regions=(1,), token=token,
                          max_tokens=max_tokens, versions=versions, host=self.hosts.get(name, ""))
         events = FabricEvents(fabric)
@@ -158,19 +166,29 @@ class Rig:
     ) -> DecoderNode:
         fabric = FakeFabric(self.network, name)
         context, recorded = self._context(name, "decode", fabric, settings, token, **changes)
-        engine = FakeDecodeEngine(
-            fabric, lambda event: decoder.engine_event(event), num_pages=context.node.geometry.num_pages,
-            page_size=context.node.geometry.page_size, num_layers=NUM_LAYERS,
+        shape, ids = context.node.geometry, itertools.count(1)
+
+        def hear(event: EngineEvent) -> None:
+            inbox.engine_event(event)
+            decoder.engine_event(event)
+
+        engines = tuple(
+            FakeDecodeEngine(fabric, hear, num_pages=shape.num_pages, page_size=shape.page_size, num_layers=NUM_LAYERS,
+                             group=group, ids=ids)
+            for group in range(shape.groups)
         )
+        fabric.on_land = lambda write: engines[write.dst_page // shape.num_pages].landed(write)
+        everyone: Any = engines
+        inbox = Engines(everyone, SchedulerLimits(page_size=shape.page_size, max_context=1 << 20))
         done: list[AttemptDone] = []
         heard: list[tuple[int, str]] = []
         decoder = Decoder(
-            context, [Address("127.0.0.1", port) for port in ports], engine, FakePlanner(), decoding,
+            context, [Address("127.0.0.1", port) for port in ports], inbox, FakePlanner(), decoding,
             backoff=Backoff(first=0.02, most=0.1), rng=random.Random(1), report=done.append,
             linked=lambda: heard.append((len(decoder.peers.usable_links()), decoder.peers.explain())),
         )
         await decoder.start()
-        node = DecoderNode(context, fabric, recorded, decoder, engine, done, heard)
+        node = DecoderNode(context, fabric, recorded, decoder, engines, done, heard)
         self.nodes.append(node)
         return node
 
@@ -244,9 +262,11 @@ class Rig:
             if isinstance(node, DecoderNode):
                 left += [f"{name}: {status}" for status in node.decoder.attempts()]
                 left += [f"{name}: key {key}" for key in node.fabric.slots]
-                left += [f"{name}: {len(node.engine.reservations)} reservations"] * bool(node.engine.reservations)
+                held = sum(len(engine.reservations) for engine in node.engines)
+                left += [f"{name}: {held} reservations"] * bool(held)
                 left += [f"{name}: {len(node.decoder._judge.retries)} retries"] * bool(len(node.decoder._judge.retries))
-                node.engine.check_integrity()
+                for engine in node.engines:
+                    engine.check_integrity()
             else:
                 left += [f"{name}: {status}" for status in node.prefiller.jobs()]
                 left += [f"{name}: pages of {held}" for held in node.engine.held]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from pdd.topology import report, sysfs
 from pdd.topology.domains import Offer, nic_of
-from pdd.topology.placement import Placement, RankGroup, Wanted, plan_placement
+from pdd.topology.placement import Placement, RankGroup, RankPlace, Wanted, plan_placement
 from pdd.topology.types import Topology
 from tests.topology import machines
 from tests.topology.build import SysTree, port
@@ -54,7 +55,8 @@ def test_cpu_ranks_of_a_dgx_h100_sit_by_the_fabric_that_has_most_nics(tmp_path: 
     topology = read(machines.dgx_h100, tmp_path)
     group = of(plan_placement(topology, Wanted(), verbs(topology)))
     assert group.bind == ("mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3")  # not the storage cards 4 and 5
-    assert (group.numa, group.threads, len(group.rank_cpus)) == (0, 56, 112)
+    [place] = group.places
+    assert (group.numa, place.numa, place.threads, len(place.cpus)) == (0, 0, 56, 112)
     assert group.rate_bits_per_second == 1_600_000_000_000
 
 
@@ -101,8 +103,8 @@ def test_a_container_stays_within_its_cpus(tmp_path: Path) -> None:
 def test_on_a_laptop_nothing_is_pinned_and_libfabric_chooses(tmp_path: Path) -> None:
     topology = read(machines.laptop, tmp_path)
     group = of(plan_placement(topology, Wanted()))
-    assert (group.nics, group.bind, group.numa, group.worker_cpus, group.rank_cpus) == ((), (), None, (), ())
-    assert group.threads == 16
+    assert (group.nics, group.bind, group.numa, group.worker_cpus) == ((), (), None, ())
+    assert group.places == (RankPlace(None, (), 16),)
     assert group.rate_bits_per_second is None
     assert group.why[-1] == "one NUMA node: nothing is pinned"
 
@@ -186,10 +188,53 @@ def test_over_tcp_a_nic_is_an_address_that_peers_reach(
 
 def test_more_threads_than_the_node_has_cores_leave_the_ranks_free(tmp_path: Path) -> None:
     topology = read(roce, tmp_path)
-    assert of(plan_placement(topology, Wanted(threads=4))).rank_cpus == (4, 5, 6, 7)
+    assert of(plan_placement(topology, Wanted(threads=4))).places == (RankPlace(1, (4, 5, 6, 7), 4),)
     wide = of(plan_placement(topology, Wanted(threads=8)))
-    assert (wide.rank_cpus, wide.worker_cpus, wide.threads) == ((), (4, 5, 6, 7), 8)
+    assert (wide.places, wide.worker_cpus) == ((RankPlace(1, (), 8),), (4, 5, 6, 7))
     assert "engine.threads = 8 is more than the 4 cores" in wide.why[-1]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "places"),
+    [  # on two sockets of four cores, the NIC by the second
+        (2, 0, [(1, 4), (0, 4)]),
+        (3, 0, [(1, 2), (1, 2), (0, 4)]),
+        (4, 0, [(1, 2), (1, 2), (0, 2), (0, 2)]),
+        (4, 1, [(1, 1), (1, 1), (0, 1), (0, 1)]),
+        (16, 0, [(1, 1)] * 8 + [(0, 1)] * 8),
+    ],
+)
+def test_ranks_on_cpus_are_spread_over_numa_nodes_and_divide_their_cores(
+    tmp_path: Path, ranks: int, threads: int, places: list[tuple[int, int]]
+) -> None:
+    topology = read(roce, tmp_path)
+    placement = plan_placement(topology, Wanted(devices=(None,) * ranks, threads=threads))
+    group = of(placement)
+    assert (group.numa, group.worker_cpus, group.ranks) == (1, (4, 5, 6, 7), tuple(range(ranks)))
+    assert [(place.numa, place.threads) for place in group.places] == places
+    for rank, place in enumerate(group.places):
+        assert place.cpus == ((4, 5, 6, 7) if place.numa == 1 else (0, 1, 2, 3))
+        assert placement.place(rank) is place
+    [row] = report.placement_rows(placement)
+    assert (row["memory"], row["rank_cpus"]) == ("each rank's on its own of NUMA nodes 0-1", "0-7")
+    assert group.why[-1] == f"{ranks} ranks over NUMA nodes 1, 0"
+
+
+def test_ranks_that_together_want_more_threads_than_a_node_has_cores_run_anywhere(tmp_path: Path) -> None:
+    group = of(plan_placement(read(roce, tmp_path), Wanted(devices=(None,) * 4, threads=3)))
+    assert [place.cpus for place in group.places] == [()] * 4
+    assert "engine.threads = 3 for each of 2 ranks is more than the 4 cores of the node: ranks may run anywhere" in group.why
+
+
+def test_ranks_of_one_numa_node_divide_its_cores_and_are_not_pinned(tmp_path: Path) -> None:
+    group = of(plan_placement(read(machines.laptop, tmp_path), Wanted(devices=(None,) * 3)))
+    assert group.places == (RankPlace(None, (), 5),) * 3
+
+
+def test_a_node_whose_cpus_this_process_may_not_use_gets_no_rank(tmp_path: Path) -> None:
+    topology = dataclasses.replace(read(roce, tmp_path), cpus=(4, 5))
+    group = of(plan_placement(topology, Wanted(devices=(None, None))))
+    assert group.places == (RankPlace(1, (4, 5), 1),) * 2
 
 
 @pytest.mark.parametrize(("domain", "name"), [("mlx5_1", "mlx5_1"), ("mlx5_1-xrc", "mlx5_1"), ("ens6f0", "mlx5_4"),

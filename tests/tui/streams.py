@@ -53,6 +53,24 @@ def status(second: int, name: str, num_peers: int) -> dict[str, Any]:
     }
 
 
+def with_groups(line: dict[str, Any], groups: int) -> dict[str, Any]:
+    """A line as a node of so many engines would say it."""
+    docs = dict(line.get("docs", {}))
+    if status := docs.get("status"):
+        pages = {state: number // groups for state, number in status["pages"].items()}
+        rows = [
+            {"index": index, "ranks": 1, "running": status["running"] // groups + index, "waiting": 3 * (index == 1),
+             "waiting_for_kv": 1, "batch_size": status["batch_size"] // groups, "queued_prefill_tokens": 0, "pages": pages,
+             "steps": 30, "heartbeat_age_seconds": 0.0}
+            for index in range(groups)
+        ]
+        docs["status"] = {**status, "groups": rows}
+    if requests := docs.get("requests"):
+        rows = [{**row, "group": place % groups} for place, row in enumerate(requests["requests"])]
+        docs["requests"] = {**requests, "requests": rows}
+    return {**line, "docs": docs} if docs else line
+
+
 def peer_name(place: int) -> str:
     return LONG_NAME if place == 2 else f"prefill-{place}"
 

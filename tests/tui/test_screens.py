@@ -43,6 +43,10 @@ def busy(**view: Any) -> Scene:
     return scene_of(BUSY, view=View(**view))
 
 
+def grouped(view: View, groups: int = 2) -> Scene:
+    return scene_of((streams.with_groups(line, groups) for line in BUSY), view=view)
+
+
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("tab", TABS)
 def test_a_busy_node(tab: str, width: int, height: int) -> None:
@@ -264,6 +268,19 @@ def test_problems_only() -> None:
     assert set(rows(busy(tab="logs", problems=True))) == {"the peer is silent"}
     assert "nothing passes the filter (e: all rows)" in text(
         dataclasses.replace(busy(), view=dataclasses.replace(table("logs", filter="xyzzy"), problems=True)))
+
+
+@pytest.mark.parametrize(("tab", "width", "height"), [("overview", 120, 40), ("overview", 80, 24), ("requests", 160, 48)])
+def test_a_node_of_several_engines_shows_each(tab: str, width: int, height: int) -> None:
+    check_frame(f"groups-{tab}-{width}x{height}", text(grouped(View(tab=tab)), width, height))
+
+
+def test_of_many_engines_the_first_are_shown() -> None:
+    shown = text(grouped(View(tab="overview"), groups=20), 120, 40)
+    assert " group 7 " in shown
+    assert " group 8 " not in shown
+    assert " and 12 more; `pdd status` lists all" in shown
+    assert " group 7 " in text(grouped(View(tab="overview"), groups=64), 80, 24)
 
 
 def test_a_drawer_stands_beside_where_there_is_room() -> None:

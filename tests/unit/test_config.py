@@ -278,6 +278,11 @@ def test_service_links_of_kubernetes_and_test_variables_are_passed_over() -> Non
             ("node.role=decode", "peers.static=127.0.0.1:1", "peers.listen=127.0.0.1:2"),
             "peers.listen: role decode takes no work of decoders; remove it, or use role prefill or both",
         ),
+        (
+            ("node.role=prefill", "peers.listen=127.0.0.1:2", "engine.dp=2"),
+            "engine.dp: a node that takes prompts of decoders (peers.listen) has one group, whose layer counter tells when",
+        ),
+        (("peers.listen=127.0.0.1:2", "engine.dp=2"), "start more prefillers instead"),
         (("node.role=decode",), "peers.static: role decode needs a prefiller: set peers.static (--peer HOST:PORT), or"),
     ],
 )
@@ -293,6 +298,8 @@ def test_settings_that_do_not_fit_together(assignments: tuple[str, ...], message
         ("node.role=both", "peers.listen=127.0.0.1:2"),  # serves clients and decoders
         ("node.role=decode", "scheduler.local_prefill_fallback=true"),  # on its own until it is given prefillers
         ("node.role=decode", "peers.static=127.0.0.1:1"),
+        ("node.role=decode", "peers.static=127.0.0.1:1", "engine.dp=4"),
+        ("node.role=both", "engine.dp=4"),
         ("node.role=prefill", "peers.listen=127.0.0.1:2"),
     ],
 )

@@ -42,6 +42,9 @@ PROMISED = (
     "engine_heartbeat_age_seconds",
     "build_info",
     "kv_pages",
+    "group_kv_pages",
+    "group_requests",
+    "group_engine_steps_total",
 )
 
 

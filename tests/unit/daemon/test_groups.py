@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import time
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pdd.config_load import load
 from pdd.control.schema import FabricInfo
+from pdd.daemon import loading, placing
 from pdd.daemon.group import EngineGroup
 from pdd.daemon.node import Node
-from pdd.engine.rank_protocol import RankReady
+from pdd.engine.rank_protocol import RankProgress, RankReady
+from pdd.engine.request import Finished, FinishReason
 from pdd.engine.snapshot import EngineSnapshot, RequestRow, Totals, joined
 from pdd.errors import RankDied
 from pdd.fabric.types import Stats
@@ -21,6 +24,9 @@ from pdd.kv.pool import PageCounts
 from pdd.messenger.fencing import FenceStatus
 from pdd.metrics import PAGE_STATES
 from pdd.states import Change, Facts
+from pdd.topology import sysfs
+from pdd.topology.placement import plan_placement
+from tests.topology.build import SysTree
 
 STATES = {"waiting": 1, "wait_kv": 2, "ready": 3, "running": 4}
 
@@ -67,6 +73,111 @@ async def test_status_says_each_group_and_the_totals_are_their_sums() -> None:
         assert getattr(status.pages, state) == getattr(first.pages, state) + getattr(second.pages, state)
     assert status.engine.steps == 15
     assert [(rank.group, rank.rank) for rank in status.ranks] == [(0, 0), (0, 1), (1, 0)]
+
+
+async def test_metrics_tell_groups_apart_from_the_start_and_their_sums_are_the_totals() -> None:
+    config, _ = load(env={}, assignments=["engine.dp=2"], demo=True, search=False)
+    node = Node(config, demo=True)
+    before = node.metrics.text()
+    for group_label in (0, 1):
+        assert f'pdd_group_requests{{group="{group_label}",state="running"}} 0.0' in before
+    assert 'group="2"' not in before
+    now = time.monotonic()
+    node.groups = group(0, picture(now)), group(1, picture(now, reserved=6, steps=5))
+    values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in node.metrics.text().splitlines() if line[0] != "#"}
+    for state in PAGE_STATES:
+        parts = [values[f'pdd_group_kv_pages{{group="{index}",state="{state}"}}'] for index in (0, 1)]
+        assert sum(parts) == values[f'pdd_kv_pages{{state="{state}"}}'], state
+    assert values['pdd_group_kv_pages{group="1",state="reserved"}'] == 6
+    for state, total in (("running", "running"), ("waiting", "waiting"), ("wait_kv", "waiting_for_kv")):
+        parts = [values[f'pdd_group_requests{{group="{index}",state="{state}"}}'] for index in (0, 1)]
+        assert sum(parts) == values[f"pdd_requests_{total}"], state
+        assert all(parts)
+    assert [values[f'pdd_group_engine_steps_total{{group="{index}"}}'] for index in (0, 1)] == [10, 5]
+    assert node.documents.status().max_batch_size == 128
+
+
+@pytest.mark.parametrize("of", [1, 2])
+def test_what_goes_wrong_in_a_group_names_it_where_there_is_another(of: int) -> None:
+    executor: Any = None
+    error = RankDied("rank 0 was killed by SIGKILL", hint="see dmesg")
+    named = EngineGroup(1, executor, of=of).named(error)
+    assert isinstance(named, RankDied)
+    assert (str(named), named.hint) == ("group 1: " * (of > 1) + "rank 0 was killed by SIGKILL", "see dmesg")
+    assert str(EngineGroup(1, executor, of=of).named(ValueError("x"))) == "x"
+
+
+async def test_a_request_says_which_group_has_it_live_and_ended() -> None:
+    config, _ = load(env={}, assignments=["engine.dp=2"], demo=True, search=False)
+    node = Node(config, demo=True)
+    now = time.monotonic()
+    rows = tuple(RequestRow(f"{index}ab", "generate", "running", now, now, 5, group=index) for index in (0, 1))
+    node.groups = tuple(group(index, dataclasses.replace(picture(now), requests=(rows[index],))) for index in (0, 1))
+    for index in (0, 1):
+        node.ledger.open(f"{index}ab", (1, 2))
+        node.ledger.placed(f"{index}ab", index)
+    found = node.documents.requests().requests
+    assert found is not None
+    assert {row.id: row.group for row in found} == {"0ab": 0, "1ab": 1}
+    node.groups = group(0, dataclasses.replace(picture(now), requests=())), group(1, dataclasses.replace(picture(now), requests=()))
+    node.ledger.engine_event(Finished("1ab", FinishReason.STOP))
+    assert node.documents.request("1ab").group == 1
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+class FakeGroup:
+    """Takes a moment to load, and finds room for 9 pages when it is to find out."""
+
+    def __init__(self, index: int, num_pages: int, at_work: set[int]) -> None:
+        self.index, self.num_pages, self.ranks = index, num_pages, ()
+        self._at_work = at_work
+        self.beside: set[int] = set()
+
+    def load(self) -> None:
+        self._at_work.add(self.index)
+        time.sleep(0.02)
+        self.beside = set(self._at_work)
+        found: Any = types.SimpleNamespace(ready=dataclasses.make_dataclass("Ready", ["num_pages"])(self.num_pages or 9))
+        self.ranks = (found,)
+        self._at_work.discard(self.index)
+
+
+@pytest.mark.parametrize(("num_pages", "told"), [(0, [0, 9, 9]), (5, [5, 5, 5])])
+async def test_all_groups_have_pools_of_one_size(num_pages: int, told: list[int]) -> None:
+    """A prefiller is told one for all."""
+    made: list[FakeGroup] = []
+    at_work: set[int] = set()
+
+    def make(index: int, pages: int) -> Any:
+        made.append(FakeGroup(index, pages, at_work))
+        return made[-1]
+
+    await loading.load(make, 3, num_pages)
+    assert [each.index for each in made] == [0, 1, 2]
+    assert [each.num_pages for each in made] == told
+    if not num_pages:
+        assert made[0].beside == {0}  # else the others would take its memory while it looks
+
+
+def test_groups_share_the_memory_that_one_would_take_and_each_has_its_place(tmp_path: Path) -> None:
+    config, _ = load(env={}, assignments=["engine.dp=2", "kv.memory_fraction=0.5"], demo=True, search=False)
+    tree = SysTree(tmp_path)
+    tree.node(0, "0-3")
+    tree.node(1, "4-7")
+    placement = plan_placement(sysfs.read(tmp_path), placing.wanted(config))
+    inits = [loading.rank_init(config, placement, index, "m", 0) for index in (0, 1)]
+    assert [(init.memory_fraction, init.cpus, init.numa, init.threads) for init in inits] == [
+        (0.25, (0, 1, 2, 3), 0, 4), (0.25, (4, 5, 6, 7), 1, 4),
+    ]
+
+
+def test_progress_is_that_of_whoever_is_furthest_behind() -> None:
+    progress = loading.Progress()
+    assert progress.add(0, 0, RankProgress("weights", 10, 100)) == ("weights", 0.1)
+    assert progress.add(1, 0, RankProgress("weights", 30, 100)) == ("weights", 0.2)
+    assert progress.add(0, 0, RankProgress("kv", 5, 5)) == ("weights", 0.3)
+    assert progress.add(1, 0, RankProgress("warm-up", 0, 0)) == ("kv", 1.0)
+    assert progress.add(0, 0, RankProgress("warm-up", 0, 0)) == ("warm-up", None)
 
 
 async def test_fences_and_quarantine_are_in_status_and_metrics() -> None:

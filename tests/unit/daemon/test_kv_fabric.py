@@ -133,7 +133,7 @@ def test_on_one_numa_node_without_rdma_libfabric_is_not_asked(
     monkeypatch.setattr(placing, "_offers", never)
     SysTree(tmp_path).node(0, "0-1")
     [group] = placing.place(sysfs.read(tmp_path), configured("peers.static=127.0.0.1:1"), "127.0.0.1").groups
-    assert (group.bind, group.worker_cpus, group.numa, group.threads) == ((), (), None, 2)
+    assert (group.bind, group.worker_cpus, group.numa, group.places[0].threads) == ((), (), None, 2)
 
 
 def test_a_line_rate_is_of_all_nics_or_unknown() -> None:
