@@ -491,6 +491,15 @@ group = "no-such-group"
     assert clean(pdd("config", "check", str(file), *sets), 0).stdout == "no problems\n"
     assert "model.max_context: max_context 4097 is more than the 4096" in clean(
         pdd("config", "check", str(file), *sets, "--set", "model.max_context=4097"), 78).stdout
+    assert "engine.tp: this model cannot run on 3 ranks: num_attention_heads (4) does not divide over 3 ranks" in clean(
+        pdd("config", "check", str(file), *sets, "--set", "engine.tp=3"), 78).stdout
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(everywhere)})
+    try:
+        crowded = clean(pdd("config", "check", str(file), *sets, "--set", "engine.tp=2"), 0).stdout
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    assert crowded == "--set  engine.tp: warning: 2 ranks share the 1 CPU that this process may use\n1 problem\n"
 
 
 @pytest.mark.parametrize(("places", "wrong"), [
