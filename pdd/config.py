@@ -288,6 +288,11 @@ class Api(Section):
 
     listen: ListenAddress = Field(default="127.0.0.1:8000", description="Address of the port.")
     max_body: Size = Field(default=16 << 20, ge=1024, description="Largest request body.")
+    max_connections: int = Field(
+        default=0, ge=0, le=1_000_000,
+        description="Most open connections. One more ends the longest idle one; when none is idle, it is answered 503. "
+        "0: what the limit of open files leaves, at most 8192.",
+    )
     api_keys_credential: str = Field(
         default="",
         description="File with API keys, one a line. A bare name is a systemd credential. "

@@ -149,6 +149,12 @@ class NotReady(PddError):
     id, http_status, openai_type, retryable = "E505", 503, "service_unavailable", True
 
 
+class TooManyConnections(PddError):
+    """All connections that the API port may hold are at work."""
+
+    id, http_status, openai_type, retryable = "E506", 503, "service_unavailable", True
+
+
 class RequestCancelled(PddError):
     """The operator or the node ended the request while its client was still waiting."""
 

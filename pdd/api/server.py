@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import socket
 import ssl
@@ -22,6 +23,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pdd.api.connection import ABORT
+from pdd.api.room import Room
 
 _QUIET = ("/health", "/metrics")  # no access lines
 _HEADER_SECONDS = 30.0  # from the connection, or from the first byte of a request, to the end of its headers
@@ -34,14 +36,15 @@ class ApiServer:
     """One server; `serve` runs once. Owner: main loop."""
 
     def __init__(
-        self, app: ASGIApp, sockets: Sequence[socket.socket], stop: asyncio.Event, tls: ssl.SSLContext | None = None
+        self, app: ASGIApp, sockets: Sequence[socket.socket], stop: asyncio.Event, tls: ssl.SSLContext | None = None,
+        *, max_connections: int = 1024,
     ) -> None:
         """`sockets`: bound, listening or not; the server closes them. `stop`: the same event that the app got. `tls`: HTTPS."""
         self._sockets = list(sockets)
         self._stop = stop
         config = uvicorn.Config(
             app,
-            http=_Connection,
+            http=functools.partial(_Connection, room=Room(max_connections)),  # type: ignore[arg-type]  # it is called
             ws="none",
             lifespan="off",
             log_config=None,
@@ -118,8 +121,15 @@ class _Connection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _deaf = False  # nothing more is read as a request
 
+    def __init__(self, *args: Any, room: Room, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._room = room
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if not self._room.enter(transport):
+            self._deaf = True
+            return
         self.app_state = {**self.app_state, ABORT: transport.abort}
         _detect_dead_peer(transport.get_extra_info("socket"))
         self._expect_headers()
@@ -130,6 +140,7 @@ class _Connection(H11Protocol):
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self._cancel_deadline()
+            self._room.is_busy(self.transport)
         elif self._deadline is None:
             self._expect_headers()
 
@@ -145,9 +156,11 @@ class _Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._cancel_deadline()
+        self._room.is_idle(self.transport)
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._room.leave(self.transport)
         self._cancel_deadline()
         super().connection_lost(exc)
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pdd import config_load, config_sources, log, log_ring
+from pdd import config_load, config_sources, log, log_ring, open_files
 from pdd.commands import preflight
 from pdd.commands.common import Globals, print_json, require_native
 from pdd.commands.configure import toml_text
@@ -51,6 +51,7 @@ def serve(options: Globals, flags: Mapping[str, Any], assignments: Sequence[str]
 
     config, origins, problems = read()
     _check_installation()
+    open_files.raise_limit(config)
     if dry_run:
         _show(options, config, origins, demo)
         return 0

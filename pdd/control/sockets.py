@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pdd.control import paths
 from pdd.errors import AddressInUse, ConfigError, LimitError
+from pdd.open_files import Listener
 
 _CONTROL_MODE = 0o660
 _STATUS_MODE = 0o666
@@ -161,4 +162,4 @@ def _bind(path: Path, mode: int, gid: int | None) -> socket.socket:
     except BaseException:
         stream.close()
         raise
-    return stream
+    return Listener(stream, path.name, reserved=0)

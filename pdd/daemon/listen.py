@@ -8,6 +8,7 @@ from typing import Any
 
 from pdd.address import parse_address
 from pdd.errors import AddressInUse, ConfigError
+from pdd.open_files import Listener
 
 _BACKLOG = 512
 _FLAGS = {"api.listen": "--listen", "peers.listen": "--peer-listen"}
@@ -44,7 +45,7 @@ def bind_tcp(text: str, key: str) -> socket.socket:
         raise ConfigError(f"{key}: cannot listen on {address}: {error.strerror}",
                           hint="`ip address` lists this machine's addresses; 0.0.0.0 and [::] are all of them") from None
     sock.setblocking(False)
-    return sock
+    return Listener(sock, key)
 
 
 def numeric_host(host: str, port: int) -> str:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from pdd import config_load
+from pdd import config_load, open_files
 from pdd.address import parse_address
 from pdd.api.app import ApiSettings, create_app
 from pdd.api.server import ApiServer
@@ -185,7 +185,10 @@ class Node:
             api_keys=tuple(key.get_secret_value() for key in keys),
         )
         app = create_app(self._service, settings, stop=stop, serve_generation=config.node.role != "prefill")
-        self._api = ApiServer(app, [api_socket], stop, server_context(*tls) if tls else None)
+        self._api = ApiServer(
+            app, [api_socket], stop, server_context(*tls) if tls else None,
+            max_connections=open_files.api_connections(config),
+        )
         self._api_task = asyncio.create_task(self._api.serve(), name="api")
         await self._control.start()
         await self._api.started()

@@ -51,13 +51,13 @@ class Node:
 @asynccontextmanager
 async def running(
     service: FakeService, settings: ApiSettings = SETTINGS, *, serve_generation: bool = True, key: str = "none",
-    tls: ssl.SSLContext | None = None,
+    tls: ssl.SSLContext | None = None, max_connections: int = 64,
 ) -> AsyncIterator[Node]:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # its connections inherit it; soon full if nobody reads
     stop = asyncio.Event()
     app = create_app(service, settings, stop=stop, serve_generation=serve_generation)
-    server = ApiServer(app, [sock], stop, tls)
+    server = ApiServer(app, [sock], stop, tls, max_connections=max_connections)
     port = sock.getsockname()[1]
     serving = asyncio.create_task(server.serve())
     await server.started()

@@ -229,3 +229,38 @@ async def test_ipv6_and_several_sockets(service: FakeService) -> None:
             assert (await client.get(f"{url}/health")).status_code == 200
     server.stop(1)
     await serving
+
+
+async def test_a_newcomer_ends_the_longest_idle_connection(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
+    """Silent clients, however many, shut nobody out."""
+    async with running(service, max_connections=3) as node:
+        silent = [await node.raw(b"") for _ in range(3)]
+        async with asyncio.timeout(10):
+            for _ in range(5):
+                reader, writer = await node.raw(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+                writer.close()
+            with suppress(ConnectionError):
+                assert await silent[0][0].read() == b""
+        for _, writer in silent:
+            writer.close()
+    assert caplog.text.count("E506") == 1
+
+
+async def test_a_newcomer_among_busy_connections_is_told_so(service: FakeService, eventually: Eventually) -> None:
+    """None that has a request in hand is dropped for another; what ends makes room."""
+    started = asyncio.Event()
+    service.script = forever(5, started)
+    async with running(service, max_connections=1) as node:
+        reader, busy = await node.raw(request({**BODY, "stream": True}))
+        await started.wait()
+        await reader.readuntil(b"data: ")
+        answer, refused = await node.raw(b"")
+        text = await answer.read()
+        assert text.startswith(b"HTTP/1.1 503 ")
+        assert all(part in text for part in (b'"code":"E506"', b"retry-after: 1"))
+        await reader.readuntil(b"data: ")
+        busy.close()
+        await eventually(lambda: node.server.connections == 0)
+        assert (await node.http.get("/version")).status_code == 200
+        refused.close()

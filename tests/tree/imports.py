@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("errors", "findings", "history", "address", "config", "config_sources", "config_load", "units", "metrics", "metrics_vllm", "log",
-     "log_ring", "memfd", "installed", "names",
+     "log_ring", "memfd", "installed", "names", "open_files",
      "sdnotify", "states", "version"),
     ("topology",),
     ("fabric", "kv"),
