@@ -91,6 +91,14 @@ def test_windows_are_where_the_family_has_them(
     assert load_config(write_demo_model(tmp_path, family, **fields)).windows == windows
 
 
+@pytest.mark.parametrize(("family", "fields", "layers"), [
+    ("llama", {}, ()), ("qwen3_moe", {}, (0, 1, 2)), ("qwen3_moe", {"decoder_sparse_step": 2}, (1,)),
+    ("qwen3_moe", {"mlp_only_layers": [1]}, (0, 2)), ("deepseek_v3", {"first_k_dense_replace": 2}, (2,))])
+def test_experts_are_in_the_layers_that_the_family_says(
+        family: str, fields: dict[str, Any], layers: tuple[int, ...], tmp_path: Path) -> None:
+    assert load_config(write_demo_model(tmp_path, family, **fields)).moe_layers == layers
+
+
 @pytest.mark.parametrize("types", [["sliding_attention"] * 3, ["full_attention"], ["full_attention"] * 2 + ["chunked"], "full"])
 def test_layer_types_that_say_nothing_clear_are_refused(types: object, tmp_path: Path) -> None:
     """A window for some layers, and no window; or not every layer's kind."""
