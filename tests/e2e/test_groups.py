@@ -99,20 +99,21 @@ def test_groups_of_a_node_alone_and_pools_that_find_their_size(tiny_model, run_d
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sizes", "via"), [((1, 2, 3), "tcp"), ((3, 1, 2), "local")])
+@pytest.mark.parametrize("sizes", [((1, 1), (3, 1)), ((2, 2), (2, 1))], ids=str)
 def test_decoders_of_unequal_groups_share_prefillers(
-    tiny_model, run_dir: pathlib.Path, started, sizes: tuple[int, ...], via: str
+    tiny_model, run_dir: pathlib.Path, started, sizes: tuple[tuple[int, int], ...], via: str
 ) -> None:
-    """Pages of unequal sizes, too, and clients that leave meanwhile."""
+    """`sizes`: (groups, ranks of each) of each decoder. One of the prefillers has pages of another size and two ranks."""
     sets = [*SETS, *way_sets(via)]
     prefillers = [
         Node("p0", "prefill", tiny_model, run_dir, sets=[*sets, "kv.num_pages=96"]),
-        Node("p1", "prefill", tiny_model, run_dir, sets=[*(s for s in sets if "page_size" not in s), "kv.page_size=32", "kv.num_pages=48"]),
+        Node("p1", "prefill", tiny_model, run_dir,
+             sets=[*(s for s in sets if "page_size" not in s), "kv.page_size=32", "kv.num_pages=48", "engine.tp=2"]),
     ]
     decoders = [
-        Node(f"d{size}", "decode", tiny_model, run_dir, peers=[p.peer_address for p in prefillers],
-             sets=[*sets, "kv.num_pages=96", f"engine.dp={size}"])
-        for size in sizes
+        Node(f"d{dp}-{tp}", "decode", tiny_model, run_dir, peers=[p.peer_address for p in prefillers],
+             sets=[*sets, "kv.num_pages=96", f"engine.dp={dp}", f"engine.tp={tp}"])
+        for dp, tp in sizes
     ]
     both = Node("b0", "both", tiny_model, run_dir, sets=[*sets, "kv.num_pages=96"])
     started([*prefillers, *decoders, both])
@@ -123,7 +124,7 @@ def test_decoders_of_unequal_groups_share_prefillers(
             with concurrent.futures.ThreadPoolExecutor(len(decoders)) as pool:
                 assert list(pool.map(lambda node: at_once(node.url, prompts), decoders)) == [oracle] * len(decoders), round_number
     seen.assert_clean()
-    for size, node in zip(sizes, decoders, strict=True):
-        assert all(group["steps"] for group in groups_idle(node, size))
+    for (dp, tp), node in zip(sizes, decoders, strict=True):
+        assert all(group["steps"] and group["ranks"] == tp for group in groups_idle(node, dp))
     for node in prefillers:
         assert node.wait_idle()["transfers"]["units"] > 0

@@ -62,6 +62,19 @@ def test_a_decoder_is_fed_by_the_copies_that_it_chose() -> None:
         }
 
 
+@pytest.mark.parametrize(("source_tp", "tp", "group"), [(1, 1, 0), (1, 1, 2), (2, 1, 1), (1, 2, 1), (2, 4, 3)])
+def test_a_group_s_pages_are_in_the_regions_of_its_ranks(source_tp: int, tp: int, group: int) -> None:
+    """Region group * tp + rank; the writes are otherwise those of any group."""
+    src, dst = geometry(tp=source_tp), geometry(tp=tp, groups=4)
+    planner = ShardPlanner(range(100, 100 + source_tp), lambda **plan: plan)
+    plans, first = ([push.native for push in planner.plan(src, dst, range(4), range(4), 50, 0, group=each)] for each in (group, 0))
+    assert {plan["dst_region"] for plan in plans} == set(range(group * tp, (group + 1) * tp))
+    assert {plan["src_region"] for plan in plans} <= set(range(100, 100 + source_tp))
+    for mine, theirs in zip(plans, first, strict=True):
+        assert mine["dst_region"] - group * tp == theirs["dst_region"]
+        assert mine["dst_offset"].tolist() == theirs["dst_offset"].tolist()
+
+
 def test_what_runs_is_what_the_brute_force_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """tests/unit/kv checks node_units and plan_node_writes byte by byte: nothing else may plan."""
     src, dst = geometry(tp=2), geometry(tp=4)
