@@ -115,7 +115,7 @@ def test_a_short_prompt_passes_between_the_chunks_of_a_long_one() -> None:
     node.step()
     node.submit(generate("short", 10, 1))
     plan = node.step().plan
-    assert shares(plan) == {1: 10, 0: 6}
+    assert shares(plan) == {1: 10, 0: 5}
     assert node.finished("short") is not None
 
 
