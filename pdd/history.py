@@ -92,8 +92,8 @@ class History:
     def _tell(self, change: Change) -> None:
         key = change.ident.rpartition("/")[0] if change.kind == "attempt" else change.ident
         story = self._live.get(key) or self._ended.get(key)
-        if story is None:
-            story = self._live[key] = _Story()
+        if story is None:  # it begins, or was already forgotten: then nobody waits for its end
+            story = (self._ended if change.before else self._live)[key] = _Story()
             self._num_bytes += story.num_bytes
         self._num_bytes += story.add(change)
         if change.after == _END.get(change.kind) and key in self._live:

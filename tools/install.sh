@@ -15,16 +15,17 @@ put systemd/pdd@.service "$lib/systemd/system/pdd@.service"
 put systemd/pdd.sysusers "$lib/sysusers.d/pdd.conf"
 [ -e "$dest$etc/pdd/pdd.toml" ] || put etc/pdd.toml "$dest$etc/pdd/pdd.toml"
 for page in man/*; do put "$page" "$share/man/man${page##*.}/${page##*/}"; done
+script=$(mktemp)
+trap 'rm -f "$script"' EXIT
 for shell in bash zsh fish; do
-  "$@" completion "$shell" > "${TMPDIR:-/tmp}/pdd-completion.$$"
+  "$@" completion "$shell" > "$script"
   case $shell in
     bash) target=$share/bash-completion/completions/pdd ;;
     zsh) target=$dest$zsh/_pdd ;;
     fish) target=$share/fish/vendor_completions.d/pdd.fish ;;
   esac
-  put "${TMPDIR:-/tmp}/pdd-completion.$$" "$target"
+  put "$script" "$target"
 done
-rm -f "${TMPDIR:-/tmp}/pdd-completion.$$"
 for file in haproxy/pdd.cfg nginx/pdd.conf prometheus/prometheus.yml prometheus/pdd.rules.yml grafana/pdd.json; do
   put "etc/$file" "$dest$doc/examples/$file"
 done

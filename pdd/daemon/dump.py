@@ -7,11 +7,11 @@ What has prompts or tokens in it is never written.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,10 +54,10 @@ class Dumps:
         self._last = now
         return True
 
-    def write(self, picture: stories.Flight, request_id: str = "") -> Path | None:
-        """Any thread. None, and a line in the log, when it cannot be written."""
+    async def write(self, picture: stories.Flight, request_id: str = "") -> Path | None:
+        """On a thread. None, and a line in the log, when it cannot be written."""
         try:
-            path = write(self._folder, picture)
+            path = await asyncio.to_thread(write, self._folder, picture)
         except OSError as error:
             _log.error("the flight recorder could not be written to %s: %s", self._folder, error.strerror or error)
             return None
@@ -67,12 +67,6 @@ class Dumps:
             while len(self._about) > MOST_FILES:
                 self._about.pop(next(iter(self._about)))
         return path
-
-    def write_soon(self, picture: stories.Flight, request_id: str = "") -> threading.Thread:
-        """The same on a thread of its own."""
-        thread = threading.Thread(target=self.write, args=(picture, request_id), name="flight dump", daemon=True)
-        thread.start()
-        return thread
 
 
 def write(folder: Path, picture: stories.Flight) -> Path:

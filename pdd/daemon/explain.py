@@ -36,6 +36,8 @@ async def explain(node: Node, request_id: str) -> stories.Explain:
     row = node.documents.request(request_id)
     jobs = [job for job in node.view.jobs() if job.client_id == request_id]
     now = time.monotonic()
+    if jobs:
+        entry = None  # of an earlier try of the same prompt here
     received = entry.received if entry is not None else now - row.age_seconds
     story = _Story(node, received, now)
     if row.kind == "prefill":
@@ -43,7 +45,7 @@ async def explain(node: Node, request_id: str) -> stories.Explain:
         if not pushes and entry is not None and entry.job is not None:
             pushes = [push_that_ended(entry.job)]
         ids = [job.request_id for job in jobs] or ([entry.job.job_id] if entry is not None and entry.job else [])
-        push = await _own_push(node, pushes[0]) if pushes else None
+        push = await _own_push(node, pushes[-1]) if pushes else None
         attempts: tuple[stories.ExplainAttempt, ...] = ()
     else:
         ids, push = [request_id], None

@@ -363,8 +363,7 @@ class Node:
     def _dump(self, why: str, request_id: str = "") -> None:
         """Has the flight recorder written to a file."""
         async def dump() -> None:
-            picture = await flight.document(self, why)
-            await asyncio.to_thread(self.dumps.write, picture, request_id)
+            await self.dumps.write(await flight.document(self, why), request_id)
 
         task = asyncio.get_running_loop().create_task(dump(), name="flight dump")
         self._dumping.add(task)

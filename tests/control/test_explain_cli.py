@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 import subprocess
@@ -173,10 +174,10 @@ def test_deadlines_in_a_row_are_one_dump_and_a_full_disk_is_a_line_in_the_log(
 ) -> None:
     dumps = dump.Dumps(tmp_path / "gone")
     assert [dumps.may_write(at) for at in (100.0, 101.0, 159.0, 160.0)] == [True, False, False, True]
-    assert dumps.write(picture(), "r") is None
+    assert asyncio.run(dumps.write(picture(), "r")) is None
     assert dumps.about("r") is None
     assert "could not be written" in caplog.text
     good = dump.Dumps(tmp_path)
-    path = good.write(picture(ts=time.time()), "r")
+    path = asyncio.run(good.write(picture(ts=time.time()), "r"))
     assert good.about("r") == str(path)
     assert str(path) in caplog.text

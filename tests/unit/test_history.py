@@ -58,6 +58,16 @@ def test_live_stories_are_bounded_too() -> None:
     assert history.story("r80")
 
 
+def test_a_story_that_was_forgotten_does_not_live_for_ever_when_its_request_goes_on() -> None:
+    history = History(10, most_stories=20)
+    for n in range(40):
+        history(Change(n, "request", f"late{n}", "running", "failed", ""))
+    history(change("request", "new", "waiting", 50))
+    for n in range(40):
+        history(Change(n, "request", f"later{n}", "running", "failed", ""))
+    assert history.story("new")
+
+
 def test_a_long_story_keeps_its_beginning_and_its_end_and_its_bytes_are_counted() -> None:
     history = History(10, most_bytes=1 << 20)
     for step in range(1000):
