@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+from annotated_types import Le
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from pdd import names, units
@@ -102,10 +103,15 @@ def _compatible(text: str) -> str:
 
 _DURATION = TextForm("duration", units.parse_duration, units.format_duration)
 _SIZE = TextForm("size", units.parse_size, units.format_size)
+_LARGEST_BYTES = 1 << 30
+_INT32 = 2**31 - 1  # numbers of tokens and of pages are int32 on the wire and in tensors
 Duration = Annotated[
-    float, _reader(_DURATION), _DURATION, WithJsonSchema({"type": "string", "examples": ["30s", "5m"]})
+    float, _reader(_DURATION), Le(units.LONGEST_SECONDS), _DURATION,
+    WithJsonSchema({"type": "string", "examples": ["30s", "5m"]}),
 ]
-Size = Annotated[int, _reader(_SIZE), _SIZE, WithJsonSchema({"type": "string", "examples": ["8MiB"]})]
+Size = Annotated[
+    int, _reader(_SIZE), Le(_LARGEST_BYTES), _SIZE, WithJsonSchema({"type": "string", "examples": ["8MiB"]})
+]
 Provider = Annotated[str, AfterValidator(_wanted_provider)]
 RequiredProvider = Annotated[str, AfterValidator(_required_provider)]
 ListenAddress = Annotated[str, AfterValidator(_listen_address)]
@@ -148,7 +154,7 @@ class Model(Section):
         default="auto", description="Type of weights and KV. auto: as the checkpoint says."
     )
     max_context: int = Field(
-        default=0, ge=0, description="Most tokens of prompt and answer together. 0: what the model allows."
+        default=0, ge=0, le=_INT32, description="Most tokens of prompt and answer together. 0: what the model allows."
     )
 
 
@@ -157,7 +163,7 @@ class Engine(Section):
 
     max_batch_size: int = Field(default=64, ge=1, le=4096, description="Most requests in one step.")
     max_batch_tokens: int = Field(
-        default=2048, ge=1, description="Most tokens in one step: the chunk budget of prefill."
+        default=2048, ge=1, le=1 << 20, description="Most tokens in one step: the chunk budget of prefill."
     )
     tp: int = Field(
         default=1,
@@ -187,7 +193,9 @@ class Engine(Section):
 class Scheduler(Section):
     """Which request runs next, and which is refused."""
 
-    max_queue: Annotated[int, LIVE] = Field(default=1024, ge=1, description="Requests that may wait; one more is answered 429.")
+    max_queue: Annotated[int, LIVE] = Field(
+        default=1024, ge=1, le=1_000_000, description="Requests that may wait; one more is answered 429."
+    )
     queue_timeout: Annotated[Duration, LIVE] = Field(
         default=30.0,
         gt=0,
@@ -201,7 +209,7 @@ class Scheduler(Section):
         "it is answered 504. It does not bound the life of a request.",
     )
     local_prefill_tokens: Annotated[int, LIVE] = Field(
-        default=0, ge=0, description="A decoder prefills prompts up to this many tokens itself. 0: never."
+        default=0, ge=0, le=_INT32, description="A decoder prefills prompts up to this many tokens itself. 0: never."
     )
     local_prefill_fallback: Annotated[bool, LIVE] = Field(
         default=False,
@@ -220,7 +228,7 @@ class Kv(Section):
         description="Token slots of a page. Two nodes that work together may differ; the smaller must divide the larger.",
     )
     num_pages: int = Field(
-        default=0, ge=0, description="Pages of the pool of each group. 0: as many as memory_fraction allows."
+        default=0, ge=0, le=_INT32, description="Pages of the pool of each group. 0: as many as memory_fraction allows."
     )
     memory_fraction: float = Field(
         default=0.2,

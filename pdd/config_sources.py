@@ -7,6 +7,7 @@ value that comes as text (variable, `--set`) stays text until `config_load` know
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ TEST_PREFIX = "PDD_TEST_"  # left to test suites
 _SERVICE_LINK = re.compile(
     r"PDD_([A-Z0-9_]*_)?(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)?)"
 )
+
+_MOST_BYTES = 1 << 20  # of a file of settings
 
 SourceKind = Literal["default", "file", "env", "flag"]
 
@@ -93,7 +96,7 @@ def with_drop_ins(path: Path) -> list[Path]:
 def read_file(path: Path) -> tuple[list[Setting], list[Problem]]:
     """Every value of one TOML file. A table below a section stays one value: no setting is a table."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         return [], [Problem(str(path), "", f"cannot be read: {reason}", file=str(path))]
@@ -112,6 +115,19 @@ def read_file(path: Path) -> tuple[list[Setting], list[Problem]]:
             line, column = places.get((section, key) if key else (section,), (1, 1))
             settings.append(Setting(name, value, Origin("file", f"{path}:{line}:{column}", str(path), line, column)))
     return settings, []
+
+
+def _text(path: Path) -> str:
+    """The text of a file that may be anything; a pipe (`-c <(...)`) is read, too.
+
+    Raises:
+        OSError: it cannot be read, or is longer than any settings. UnicodeDecodeError
+    """
+    with path.open("rb") as file:
+        contents = file.read(_MOST_BYTES + 1)
+    if len(contents) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, f"it is longer than {_MOST_BYTES >> 20} MiB")
+    return contents.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _syntax_problem(path: Path, text: str, error: ValueError) -> Problem:

@@ -7,8 +7,10 @@ bytes.
 
 from __future__ import annotations
 
+import math
 import re
 
+LONGEST_SECONDS = 7 * 86400.0  # poll(2) takes milliseconds in 31 bits: 24 days
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|m|h|d)")
 _BYTES = {
@@ -46,7 +48,10 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f'"{text}" is not a size; write a number and a unit, for example "64KiB", "8MiB" or "1GiB"')
-    return int(float(match[1]) * _BYTES[match[2]])
+    nbytes = float(match[1]) * _BYTES[match[2]]
+    if nbytes == math.inf:
+        raise ValueError(f'"{text[:16]}..." is more than any size')
+    return int(nbytes)
 
 
 def format_duration(seconds: float) -> str:

@@ -191,9 +191,12 @@ def duration(text: str | None, option: str) -> float | None:
     if text is None:
         return None
     try:
-        return units.parse_duration(text)
+        seconds = units.parse_duration(text)
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from None
+    if seconds > units.LONGEST_SECONDS:
+        raise UsageError(f'{option}: "{text[:32]}" must be at most {units.format_duration(units.LONGEST_SECONDS)}')
+    return seconds
 
 
 def print_error(error: PddError, *, as_json: bool) -> None:

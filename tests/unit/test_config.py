@@ -170,6 +170,12 @@ def test_every_mistake_at_once_in_reading_order(tmp_path: Path) -> None:
         ("peers.static=127.0.0.1:1,b", '"b" is not an address'),
         ("peers.static=10.0.0.300:1", '"10.0.0.300" is neither a host name nor an IP address'),
         ("peers.static=127.0.0.1:0", '"0" is not a port (1 to 65535)'),
+        ("engine.step_timeout=30d", "30d must be at most 7d"),
+        ("drain.timeout=1000000000000d", "must be at most 7d"),
+        ("peers.heartbeat=" + "9" * 400, "must be at most 7d"),
+        ("api.max_body=" + "9" * 400 + "TiB", "is more than any size"),
+        ("api.max_body=2GiB", "2GiB must be at most 1GiB"),
+        ("kv.num_pages=99999999999999999999999", "99999999999999999999999 must be at most 2147483647"),
         ("page_size=3", "is not an assignment"),
         ("engine.page_size=3", "no such setting; did you mean kv.page_size?"),
         ("kv.pagesize=3", "no such setting; did you mean kv.page_size?"),
@@ -423,6 +429,26 @@ page_size = 3
     assert found["kv",] == (20, 2)
     assert found["kv", "page_size"] == (21, 1)
     assert ("fabric",) not in found
+
+
+def test_every_number_has_an_upper_bound() -> None:
+    """One without is handed on until something overflows, in the middle of a life."""
+    unbounded = [
+        key for key, field in all_fields().items()
+        if field.annotation in (int, float)
+        and not any(getattr(each, "le", None) is not None or getattr(each, "lt", None) is not None for each in field.metadata)
+    ]
+    assert not unbounded
+
+
+def test_a_file_of_settings_is_bounded(tmp_path: Path) -> None:
+    """/dev/zero never ends; a device or a pipe is read like a file, as far as settings go."""
+    for path in (Path("/dev/zero"), tmp_path / "long.toml"):
+        if path.parent == tmp_path:
+            path.write_text("#" * (1 << 20) + "\n")
+        with pytest.raises(ConfigProblems, match="cannot be read: it is longer than 1 MiB"):
+            load(path, env={})
+    assert load(Path("/dev/null"), env={}, demo=True)[0].node.role == "both"
 
 
 def test_every_setting_is_described() -> None:
