@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from pdd.api.body_counts import check_counts
 from pdd.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
@@ -24,10 +25,6 @@ MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
 MAX_MESSAGES = 65_536
 _LONGEST_NAME, _MOST_NAMES = 64, 64  # characters of a field that may be meant for another; so many are looked at
-MAX_CONTAINERS = 131_072  # arrays and objects of a body: each costs microseconds in which no other thread runs
-
-# A string, skipped whole, or the begin of a container.
-_STRING_OR_CONTAINER = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{]', re.DOTALL)
 
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -130,7 +127,7 @@ def parse(body: bytes, kind: type[B]) -> B:
         InvalidRequest: names the first field at fault.
     """
     try:
-        _check_containers(body)
+        check_counts(body)
         parsed = msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _missing_field(body, kind) or _invalid_field(str(error)) from None
@@ -220,14 +217,3 @@ def _check_chat(body: ChatBody) -> None:
         raise InvalidRequest(f"messages has more than {MAX_MESSAGES} entries", param="messages")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
-
-
-def _check_containers(body: bytes) -> None:
-    """Decoding holds the GIL to its end, and millions of arrays take it seconds: probes would not be answered."""
-    if body.count(b"[") + body.count(b"{") <= MAX_CONTAINERS:
-        return
-    number = 0
-    for match in _STRING_OR_CONTAINER.finditer(body):
-        number += body[match.start()] != 0x22  # "
-        if number > MAX_CONTAINERS:
-            raise InvalidRequest(f"the body has more than {MAX_CONTAINERS} arrays and objects")

@@ -10,7 +10,7 @@ import socket
 import msgspec
 import pytest
 
-from pdd.api import schema
+from pdd.api import body_counts, schema
 from pdd.api.body import BodyReader
 from pdd.errors import InvalidRequest, Overloaded
 from tests.api.conftest import SETTINGS, Eventually, Node, running
@@ -43,13 +43,36 @@ def test_a_body_of_countless_containers_is_refused_before_it_is_decoded(
 ) -> None:
     """Decoding holds the GIL: millions of arrays stopped the event loop, probes included, for seconds."""
     monkeypatch.setattr(msgspec.json, "decode", None)
-    body = f'{{{begin}"{field}": [{",".join([item] * schema.MAX_CONTAINERS)}]}}'
+    body = f'{{{begin}"{field}": [{",".join([item] * body_counts.MAX_CONTAINERS)}]}}'
     with pytest.raises(InvalidRequest, match="arrays and objects"):
         schema.parse(body.encode(), schema.CompletionBody)
 
 
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b'{"prompt": [' + b"7," * 1_100_000 + b"7]}", "values"),
+        (b'{"prompt": "a", "stop": [' + b'"a",' * 530_000 + b'"a"]}', "strings"),
+        (b'{"prompt": "a", "logit_bias": {' + b",".join(b'"%d":1' % key for key in range(200_000)) + b"}}", "members"),
+        (b'{"prompt": "' + b'"' * 1_100_000, "strings"),
+    ],
+)
+def test_a_body_of_countless_values_is_refused_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, body: bytes, what: str
+) -> None:
+    """One within api.max_body stopped every other client for as long as its decoding took."""
+    monkeypatch.setattr(msgspec.json, "decode", None)
+    with pytest.raises(InvalidRequest, match=what):
+        schema.parse(body, schema.CompletionBody)
+
+
+def test_as_many_messages_as_are_taken_fit_the_bounds() -> None:
+    messages = [{"role": "user", "content": "a"}] * (schema.MAX_MESSAGES - 1)
+    assert len(schema.parse(json.dumps({"messages": messages}).encode(), schema.ChatBody).messages) == schema.MAX_MESSAGES - 1
+
+
 def test_brackets_inside_a_text_are_no_containers() -> None:
-    text = '[{\\"' * schema.MAX_CONTAINERS
+    text = '[{\\",:' * body_counts.MAX_VALUES
     assert schema.parse(json.dumps({"prompt": text}).encode(), schema.CompletionBody).prompt == text
 
 
