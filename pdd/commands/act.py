@@ -9,7 +9,7 @@ from typing import Any
 
 from pdd.commands.common import Globals, note, print_json
 from pdd.commands.look import status_line
-from pdd.errors import HOW_TO_INSTALL, DaemonNotRunning, NotInstalled, RefusedInState
+from pdd.errors import HOW_TO_INSTALL, DaemonNotRunning, NotInstalled, RefusedInState, TimedOut
 from pdd.units import counted, show_bytes
 
 _POLL_SECONDS = 0.2
@@ -21,7 +21,10 @@ def drain(options: Globals, wait: bool) -> None:
     client = options.client()
     client.timeout = 2.0
     body = {} if options.timeout is None else {"timeout_seconds": options.timeout}
-    document = client.post("/v1/drain", body)
+    try:
+        document = client.post("/v1/drain", body)
+    except TimedOut as error:
+        raise TimedOut(error.message, hint=f"{error.hint} `pdd resume` takes a drain back.") from None
     shown = ""
     while wait and document["state"] != "drained":
         if document["state"] == "ready":

@@ -143,7 +143,12 @@ def _print_one(options: Globals, session: Session, view: View, interval: float, 
 
 def _replay(options: Globals, wanted: TopOptions, path: Path, interval: float, view: View, printed: bool) -> None:
     """On the screen as it went; printed: as it ended, or with --json every status of it."""
-    session = Session(recording.labels(path))
+    labels = recording.labels(path)
+    if not labels:
+        raise UsageError(
+            f"--replay: {path} holds no moment", hint="`pdd top --record` and `pdd events` write what can be played."
+        )
+    session = Session(labels)
     if printed:
         for moment in recording.read(path):
             session.take([moment.news], time.monotonic())

@@ -62,10 +62,19 @@ class Client:
         return self._exchange("GET", path, private=False).decode()
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        return json.loads(self._exchange("POST", path, private=True, body=body or {}))
+        return self._change("POST", path, body or {})
 
     def delete(self, path: str) -> Any:
-        return json.loads(self._exchange("DELETE", path, private=True))
+        return self._change("DELETE", path, None)
+
+    def _change(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        try:
+            return json.loads(self._exchange(method, path, private=True, body=body))
+        except TimedOut as error:
+            raise TimedOut(
+                f"{error.message}; it may still do what it was told",
+                hint=f"{error.hint} `pdd status` says what it does when it answers again.",
+            ) from None
 
     def stream(
         self, path: str, *, private: bool = False, idle_timeout: float | None = None

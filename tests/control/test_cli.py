@@ -148,6 +148,10 @@ def test_wait_ready_times_out_with_the_reason(pdd: Pdd, daemon: Daemon) -> None:
     assert "no daemon answers" in clean(pdd("-i", "nope", "status", "--wait", "ready", "--timeout", "300ms"), 6).stderr
 
 
+def test_a_timeout_that_no_clock_holds_is_a_mistake(pdd: Pdd) -> None:
+    assert '--timeout: "1000000000000d" must be at most 7d [E200]' in clean(pdd("status", "--timeout", "1000000000000d"), 2).stderr
+
+
 def test_wait_ready_gives_up_at_once_when_it_cannot_come(pdd: Pdd, daemon: Daemon) -> None:
     daemon.source.state = "stopping"
     clean(pdd("status", "--wait", "ready", "--timeout", "60s"), 5)
@@ -157,10 +161,12 @@ def test_a_stopped_daemon_is_told_within_two_seconds(pdd: Pdd, spawn: Any) -> No
     process = spawn("d0")
     process.send_signal(signal.SIGSTOP)
     try:
-        result = clean(pdd("status"), 6)
+        result, changed = clean(pdd("status"), 6), clean(pdd("drain"), 6)
     finally:
         process.send_signal(signal.SIGCONT)
-    assert "did not answer within 2 s" in result.stderr
+    assert "did not answer within 2 s [E360]" in result.stderr
+    assert "did not answer within 2 s; it may still do what it was told [E360]" in changed.stderr
+    assert "`pdd status` says what it does when it answers again. `pdd resume` takes a drain back." in changed.stderr
 
 
 # -- changing ----------------------------------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ def test_a_recording_is_written_and_shown(run_dir: Path, tmp_path: Path) -> None
     assert len(statuses) > 10
     assert "it goes with no" in pdd(nowhere, "top", "--replay", str(PAIR), "--record", "x", code=2)
     assert "cannot be read" in pdd(nowhere, "top", "--replay", str(tmp_path / "absent"), code=2)
+    assert "holds no moment [E200]" in pdd(nowhere, "top", "--once", "--replay", "/dev/null", code=2)
 
 
 def test_events_are_lines_that_top_can_replay(run_dir: Path, tmp_path: Path) -> None:
