@@ -226,9 +226,9 @@ class EngineError(PddError):
 
 
 class RankDied(EngineError):
-    """A rank process ended or hung. Ends the daemon; systemd restarts it."""
+    """A rank process ended or hung. Ends the daemon; systemd restarts it. A client may ask again, or another node."""
 
-    id = "E751"
+    id, http_status, openai_type, retryable = "E751", 503, "service_unavailable", True
 
 
 class RanksDisagree(EngineError):

@@ -17,6 +17,7 @@ from pdd.errors import (
     PddError,
     PeerLost,
     PromptTooLong,
+    RankDied,
     RequestTimeout,
 )
 from tests.api.conftest import Node
@@ -40,6 +41,7 @@ BODIES = {"/v1/completions": {"prompt": "x"}, "/v1/chat/completions": {"messages
         (RequestTimeout("no progress"), 504, "timeout_error", False),
         (PromptTooLong("too long"), 400, "invalid_request_error", False),
         (EngineError("step failed"), 500, "server_error", False),
+        (RankDied("rank 0 was killed by SIGKILL"), 503, "service_unavailable", True),
     ],
 )
 async def test_before_the_first_token(
