@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,17 +80,14 @@ def parse_layout(words: str, option: str) -> Layout:
 
 
 def _read_config(model: Path) -> dict[str, Any]:
+    from pdd.model.fields import read_json
+
     path = model / "config.json" if model.is_dir() else model
+    hint = "Name a model's folder, or its config.json alone."
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}",
-                         hint="Name a model's folder, or its config.json alone.") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return config
+        return read_json(path, hint)
+    except FileNotFoundError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
 
 
 # -- for people ---------------------------------------------------------------------------------------------------------

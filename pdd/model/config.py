@@ -17,7 +17,7 @@ from typing import Any
 from pdd.errors import ModelError
 from pdd.model.architecture import ModelConfig, Moe, RopeScaling
 from pdd.model.families import FAMILIES, SUPPORTED, yarn_amplitude
-from pdd.model.fields import Fields
+from pdd.model.fields import MOST_LAYERS, Fields, read_json
 from pdd.model.safetensors_file import read_directory
 
 _DTYPES = {"bfloat16": "bfloat16", "float16": "bfloat16", "float32": "float32"}  # fp16 weights run as bf16
@@ -54,8 +54,8 @@ def parse_config(fields: Fields, generation: Fields) -> ModelConfig:
     family = FAMILIES[name]
     _refuse_unsupported(fields)
     weight_block = _weight_block(fields)
-    hidden, heads, num_layers = (
-        fields.integer(field) for field in ("hidden_size", "num_attention_heads", "num_hidden_layers"))
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
     mla = family.mla(fields) if family.mla else None
     if mla is not None:
         kv_heads, head_dim, turned = 1, mla.kv_lora_rank + mla.rope_dim, mla.rope_dim
@@ -68,7 +68,7 @@ def parse_config(fields: Fields, generation: Fields) -> ModelConfig:
         raise ModelError(f"config.json: head_dim {turned} is odd; rotary embedding needs pairs")
     theta, scaling = _rope(fields)
     bias = fields.flag("attention_bias")
-    dtype = str(fields.get("dtype") or fields.get("torch_dtype", "float32"))
+    dtype = fields.word("dtype", fields.word("torch_dtype", "float32"))
     if dtype not in _DTYPES:
         raise ModelError(f"config.json: dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
     moe, moe_layers = family.moe(fields, num_layers) if family.moe else (None, ())
@@ -135,33 +135,26 @@ def list_folder(model_dir: Path) -> list[str]:
 
 def _read_json(path: Path, *, required: bool) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path, _HINT_READ)
     except FileNotFoundError as error:
         if not required:
             return {}
         raise ModelError(f"{path} is missing", hint=_HINT_FOLDER) from error
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}", hint=_HINT_READ) from error
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}", hint="Copy the checkpoint again.") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} is not a JSON object")
-    return value
 
 
 def _family(fields: Fields) -> str:
-    family = fields.get("model_type")
-    architectures = fields.get("architectures", [])
+    family = fields.word("model_type", "")
+    architectures = fields.texts("architectures")
     if family not in FAMILIES or (architectures and FAMILIES[family].architecture not in architectures):
         raise ModelError(f"model type {family!r} with architectures {architectures} is not supported", hint=SUPPORTED)
-    return str(family)
+    return family
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    activation = fields.get("hidden_act", "silu")
+    activation = fields.word("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise ModelError(f"config.json: hidden_act {activation!r} is not supported; only silu is")
-    if fields.get("partial_rotary_factor", 1.0) != 1:
+    if fields.number("partial_rotary_factor", 1.0) != 1:
         raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
 
 
@@ -189,7 +182,7 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     """(theta, scaling)."""
     scaling = fields.rope()
     theta = scaling.number("rope_theta", fields.number("rope_theta", 10000.0))
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    kind = scaling.word("rope_type", scaling.word("type", "default"))
     max_position = fields.integer("max_position_embeddings", 2048)
     original = scaling.integer("original_max_position_embeddings", max_position)
     match kind:

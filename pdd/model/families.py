@@ -33,11 +33,11 @@ def _window_if_used(fields: Fields, num_layers: int) -> tuple[int, ...]:
 def _window_by_layer(fields: Fields, num_layers: int) -> tuple[int, ...]:
     """Qwen2 and Qwen3: where it is switched on, the layers that `layer_types` names, else those from `max_window_layers` on."""
     window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window") else 0
-    types = fields.get("layer_types")
-    if types is None:
+    types = fields.texts("layer_types")
+    if fields.get("layer_types") is None:
         first = fields.integer("max_window_layers", 28, least=0)
         return tuple(window if layer >= first else 0 for layer in range(num_layers))
-    if not isinstance(types, list) or len(types) != num_layers or not {*types} <= {"full_attention", "sliding_attention"}:
+    if len(types) != num_layers or not {*types} <= {"full_attention", "sliding_attention"}:
         raise ModelError(f"config.json: layer_types must say of each of {num_layers} layers full_attention or "
                          "sliding_attention")
     if not window and "sliding_attention" in types:
@@ -46,7 +46,7 @@ def _window_by_layer(fields: Fields, num_layers: int) -> tuple[int, ...]:
 
 
 def _qwen3_moe(fields: Fields, num_layers: int) -> tuple[Moe, tuple[int, ...]]:
-    step, dense = fields.integer("decoder_sparse_step", 1), fields.get("mlp_only_layers", [])
+    step, dense = fields.integer("decoder_sparse_step", 1), fields.integers("mlp_only_layers")
     experts = fields.integer("num_experts" if fields.get("num_experts") else "num_local_experts", 128)
     moe = Moe(num_experts=experts, top_k=fields.integer("num_experts_per_tok", 8),
               intermediate_size=fields.integer("moe_intermediate_size", 768), scoring="softmax",
@@ -55,9 +55,9 @@ def _qwen3_moe(fields: Fields, num_layers: int) -> tuple[Moe, tuple[int, ...]]:
 
 
 def _deepseek_moe(fields: Fields, num_layers: int) -> tuple[Moe, tuple[int, ...]]:
-    method = fields.get("topk_method", "noaux_tc")
-    if method != "noaux_tc" or fields.get("scoring_func", "sigmoid") != "sigmoid":
-        raise ModelError(f"config.json: topk_method {method!r} with scoring_func {fields.get('scoring_func')!r} is not "
+    method, scoring = fields.word("topk_method", "noaux_tc"), fields.word("scoring_func", "sigmoid")
+    if method != "noaux_tc" or scoring != "sigmoid":
+        raise ModelError(f"config.json: topk_method {method!r} with scoring_func {scoring!r} is not "
                          "supported; noaux_tc with sigmoid is")
     size = fields.integer("moe_intermediate_size", 2048)
     shared = fields.integer("n_shared_experts", 1, least=0)
@@ -75,7 +75,7 @@ def _deepseek_mla(fields: Fields) -> Mla:
     scaling = fields.rope()
     scale = (nope + rope) ** -0.5
     stretch = scaling.number("mscale_all_dim", 0.0)
-    if scaling.get("rope_type", scaling.get("type", "default")) != "default" and stretch:
+    if scaling.word("rope_type", scaling.word("type", "default")) != "default" and stretch:
         scale *= yarn_amplitude(scaling.number("factor"), stretch) ** 2
     return Mla(q_lora_rank=fields.integer("q_lora_rank", 0), kv_lora_rank=fields.integer("kv_lora_rank", 512), rope_dim=rope,
                nope_dim=nope, v_dim=fields.integer("v_head_dim", 128), interleaved=fields.flag("rope_interleave", True),

@@ -1,11 +1,46 @@
-"""Values of config.json, each of the type that it must have. No torch."""
+"""Values of config.json, each of the type that it must have and no larger than any model's. No torch.
+
+The file may come from anywhere: whatever stands in it is used or refused by name, here and by its readers.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 from pdd.errors import ModelError
+
+MOST_LAYERS = 4096
+_MOST = 2**31 - 1
+_ALMOST_INFINITE = 1e30  # squares and products of such are numbers yet
+_MOST_BYTES = 16 << 20  # of a config.json; the largest have lists per layer, and are below 1 MiB
+
+
+def read_json(path: Path, hint: str = "", hint_broken: str = "Copy the checkpoint again.") -> dict[str, Any]:
+    """The JSON object in the file.
+
+    Raises:
+        ModelError: there is none, or more than any model needs. FileNotFoundError
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise ModelError(f"{path} is longer than {_MOST_BYTES >> 20} MiB", hint=hint_broken)
+        value = json.loads(text.decode("utf-8"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", hint=hint) from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}", hint=hint_broken) from error
+    except RecursionError:
+        raise ModelError(f"{path} is nested too deeply", hint=hint_broken) from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} is not a JSON object")
+    return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,12 +54,15 @@ class Fields:
         value = self.raw.get(name)
         return default if value is None else value
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = _MOST) -> int:
         value = self.raw.get(name)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ModelError(f"config.json: {self.at}{name} must be a positive integer, is {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            if isinstance(value, int) and value > most:
+                raise ModelError(f"config.json: {self.at}{name} must be at most {most}")
+            what = "a positive integer" if least == 1 else f"an integer from {least}"
+            raise ModelError(f"config.json: {self.at}{name} must be {what}, is {_shown(value)}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -32,19 +70,42 @@ class Fields:
         value = self.raw.get(name)
         if default is not None and value in (None, default):
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise ModelError(f"config.json: {self.at}{name} must be a positive number, is {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _ALMOST_INFINITE:
+            raise ModelError(f"config.json: {self.at}{name} must be a positive number, is {_shown(value)}")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        return bool(self.get(name, default))
+        value = self.get(name, default)
+        if value not in (True, False):
+            raise ModelError(f"config.json: {self.at}{name} must be true or false, is {_shown(value)}")
+        return bool(value)
+
+    def integers(self, name: str) -> list[int]:
+        """None when absent."""
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            raise ModelError(f"config.json: {self.at}{name} must be a list of integers, is {_shown(value)}")
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """None when absent."""
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ModelError(f"config.json: {self.at}{name} must be a list of texts, is {_shown(value)}")
+        return value
+
+    def word(self, name: str, default: str) -> str:
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise ModelError(f"config.json: {self.at}{name} must be a text, is {_shown(value)}")
+        return value
 
     def token_ids(self, name: str) -> list[int]:
         """One id or a list of them; none when absent."""
         value = self.get(name, [])
         ids = value if isinstance(value, list) else [value]
-        if not all(isinstance(item, int) and item >= 0 for item in ids):
-            raise ModelError(f"{name} must be a token id or a list of them, is {value!r}")
+        if not all(isinstance(item, int) and 0 <= item <= _MOST for item in ids):
+            raise ModelError(f"{name} must be a token id or a list of them, is {_shown(value)}")
         return ids
 
     def rope(self) -> Fields:
@@ -57,3 +118,9 @@ class Fields:
                 raise ModelError(f"config.json: {name} per layer type are not supported")
             return Fields(value, f"{name}.")
         return Fields({})
+
+
+def _shown(value: object) -> str:
+    """Of a value that may be anything, as much as a message takes."""
+    text = repr(value)
+    return text if len(text) <= 64 else f"{text[:60]}..."

@@ -8,13 +8,14 @@ Source: the published configurations and modelling code of the families named in
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from pdd.errors import ModelError
 from pdd.kv.layout import KvShape
+from pdd.model.fields import MOST_LAYERS, Fields
 
 _DTYPES = {"bfloat16": "bfloat16", "float16": "bfloat16", "float32": "float32"}  # fp16 runs as bf16
+_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _LINEAR = {"linear_attention", "mamba", "recurrent"}
 
 
@@ -38,75 +39,76 @@ class Sketch:
     layers: tuple[LayerWork, ...]
 
 
-def sketch(config: Mapping[str, Any]) -> Sketch:
+def sketch(config: dict[str, Any]) -> Sketch:
     """Of the contents of a config.json.
 
     Raises:
         ModelError: a key is missing, is no positive number, or says of layers that have no KV pages.
     """
-    linear = _LINEAR & set(config.get("layer_types") or ())
+    fields = Fields(config)
+    linear = _LINEAR & {*fields.texts("layer_types")}
     if linear:
         named = ", ".join(sorted(linear))
         raise ModelError(f"config.json: layers of type {named} keep no pages of KV; this model cannot be planned")
-    num_layers = _integer(config, "num_hidden_layers")
-    width, attention = _attention(config)
+    kv = kv_shape(config)
+    width, attention = _attention(fields)
     layers = tuple(
-        LayerWork(active_params=attention + _mlp(config, layer), attention_width=width) for layer in range(num_layers)
+        LayerWork(active_params=attention + params, attention_width=width) for params in _mlps(fields, kv.num_layers)
     )
-    return Sketch(str(config.get("model_type") or "unknown"), kv_shape(config), layers)
+    return Sketch(fields.word("model_type", "unknown"), kv, layers)
 
 
-def kv_shape(config: Mapping[str, Any]) -> KvShape:
+def kv_shape(config: dict[str, Any]) -> KvShape:
     """The KV of one token. MLA: a single head of a single tile, the latent and the rotated part side by side."""
-    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    fields = Fields(config)
+    dtype = fields.word("dtype", fields.word("torch_dtype", "bfloat16"))
     if dtype not in _DTYPES:
         raise ModelError(f"config.json: dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
-    num_layers = _integer(config, "num_hidden_layers")
-    if config.get("kv_lora_rank"):
-        width = _integer(config, "kv_lora_rank") + _integer(config, "qk_rope_head_dim")
-        return KvShape(num_layers, 1, width, _DTYPES[dtype], tiles=1)
-    heads = _integer(config, "num_attention_heads")
-    return KvShape(num_layers, _integer(config, "num_key_value_heads", heads), _head_dim(config), _DTYPES[dtype])
+    num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
+    if latent := fields.integer("kv_lora_rank", 0, least=0):
+        return KvShape(num_layers, 1, latent + fields.integer("qk_rope_head_dim"), _DTYPES[dtype], tiles=1)
+    heads = fields.integer("num_attention_heads")
+    return KvShape(num_layers, fields.integer("num_key_value_heads", heads), _head_dim(fields), _DTYPES[dtype])
 
 
-def _attention(config: Mapping[str, Any]) -> tuple[int, int]:
+def _attention(fields: Fields) -> tuple[int, int]:
     """(heads * (key dim + value dim), weights) of a layer's attention."""
-    hidden, heads = _integer(config, "hidden_size"), _integer(config, "num_attention_heads")
-    if not config.get("kv_lora_rank"):
-        dim, kv_heads = _head_dim(config), _integer(config, "num_key_value_heads", heads)
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    latent = fields.integer("kv_lora_rank", 0, least=0)
+    if not latent:
+        dim, kv_heads = _head_dim(fields), fields.integer("num_key_value_heads", heads)
         return 2 * heads * dim, hidden * dim * (2 * heads + 2 * kv_heads)
-    latent, rope = _integer(config, "kv_lora_rank"), _integer(config, "qk_rope_head_dim")
-    key, value = _integer(config, "qk_nope_head_dim") + rope, _integer(config, "v_head_dim")
-    query_rank = config.get("q_lora_rank")
+    rope = fields.integer("qk_rope_head_dim")
+    key, value = fields.integer("qk_nope_head_dim") + rope, fields.integer("v_head_dim")
+    query_rank = fields.integer("q_lora_rank", 0, least=0)
     query = query_rank * (hidden + heads * key) if query_rank else hidden * heads * key
     unfolded = hidden * (latent + rope) + latent * heads * (key - rope + value)
     return heads * (key + value), query + unfolded + heads * value * hidden
 
 
-def _mlp(config: Mapping[str, Any], layer: int) -> int:
-    """Weights of a layer's MLP that one token meets: three matrices, of a dense one or of the experts that it is sent to."""
-    hidden = _integer(config, "hidden_size")
-    experts = config.get("n_routed_experts") or config.get("num_experts") or config.get("num_local_experts")
-    first_dense = int(config.get("first_k_dense_replace") or 0)
-    every = int(config.get("moe_layer_freq") or config.get("decoder_sparse_step") or 1)
-    at_turn = layer % every == 0 if config.get("moe_layer_freq") else (layer + 1) % every == 0
-    if not experts or layer < first_dense or not at_turn or layer in (config.get("mlp_only_layers") or ()):
-        return 3 * hidden * _integer(config, "intermediate_size")
-    width = _integer(config, "moe_intermediate_size", _integer(config, "intermediate_size", 1))
-    chosen = _integer(config, "num_experts_per_tok")
-    shared = int(config.get("n_shared_experts") or 0)
-    return hidden * int(experts) + 3 * hidden * width * (chosen + shared)
+def _mlps(fields: Fields, num_layers: int) -> list[int]:
+    """Weights of each layer's MLP that one token meets: three matrices, of a dense one or of the experts that it is sent
+    to."""
+    experts = next((found for name in _EXPERTS if (found := fields.integer(name, 0, least=0))), 0)
+    first_dense, only_dense = fields.integer("first_k_dense_replace", 0, least=0), {*fields.integers("mlp_only_layers")}
+    frequency = fields.integer("moe_layer_freq", 0, least=0)
+    every = frequency or fields.integer("decoder_sparse_step", 0, least=0) or 1
+
+    def is_dense(layer: int) -> bool:
+        at_turn = (layer if frequency else layer + 1) % every == 0
+        return not experts or layer < first_dense or not at_turn or layer in only_dense
+
+    kinds = [is_dense(layer) for layer in range(num_layers)]
+    hidden = fields.integer("hidden_size")
+    dense = 3 * hidden * fields.integer("intermediate_size") if any(kinds) else 0
+    routed = 0
+    if not all(kinds):
+        width = fields.integer("moe_intermediate_size", fields.integer("intermediate_size", 1))
+        met = fields.integer("num_experts_per_tok") + fields.integer("n_shared_experts", 0, least=0)
+        routed = hidden * experts + 3 * hidden * width * met
+    return [dense if kind else routed for kind in kinds]
 
 
-def _head_dim(config: Mapping[str, Any]) -> int:
-    heads = _integer(config, "num_attention_heads")
-    return _integer(config, "head_dim", _integer(config, "hidden_size") // heads)
-
-
-def _integer(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name)
-    if value is None and default is not None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ModelError(f"config.json: {name} must be a positive integer, is {value!r}")
-    return value
+def _head_dim(fields: Fields) -> int:
+    heads = fields.integer("num_attention_heads")
+    return fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
