@@ -138,10 +138,10 @@ def _report(error: PddError, words: list[str]) -> int:
 
 @contextlib.contextmanager
 def _whoever_reads(stream: TextIO) -> Iterator[None]:
-    """A reader that has left changes nothing."""
+    """A reader that has left, and a file system that has no room for a message, change nothing."""
     try:
         yield
-    except BrokenPipeError:
+    except OSError:
         _forget(stream)
 
 
@@ -184,7 +184,23 @@ def _bug(error: Exception) -> PddError:
     return PddError(f"a bug in pdd: {type(error).__name__}: {error}{place}", hint="Please report it.")
 
 
+def _open_standard_streams() -> None:
+    """Whoever started this may have closed some: what is opened next must not become stdout, nor a stream be None."""
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != fd:
+                os.dup2(nowhere, fd)
+                os.close(nowhere)
+            os.set_inheritable(fd, True)  # by ranks
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # for the life of it
+
+
 def main() -> None:
+    _open_standard_streams()
     sys.exit(run(sys.argv[1:]))
 
 
