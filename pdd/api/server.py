@@ -24,6 +24,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pdd.api.connection import ABORT
 from pdd.api.room import Room
+from pdd.api.strangers import Strangers, refusal
 
 _QUIET = ("/health", "/metrics")  # no access lines
 _HEADER_SECONDS = 30.0  # from the connection, or from the first byte of a request, to the end of its headers
@@ -44,7 +45,7 @@ class ApiServer:
         self._stop = stop
         config = uvicorn.Config(
             app,
-            http=functools.partial(_Connection, room=Room(max_connections)),  # type: ignore[arg-type]  # it is called
+            http=functools.partial(_Connection, room=Room(max_connections), strangers=Strangers()),  # type: ignore[arg-type]  # it is called
             ws="none",
             lifespan="off",
             log_config=None,
@@ -55,9 +56,9 @@ class ApiServer:
         )
         self._server = _Server(config)
         logging.getLogger("uvicorn.access").addFilter(_not_a_probe)
-        logging.getLogger("uvicorn.error").setLevel(
-            logging.WARNING
-        )  # its tale of starting and stopping is ours to tell
+        told = logging.getLogger("uvicorn.error")
+        told.setLevel(logging.WARNING)  # its tale of starting and stopping is ours to tell
+        told.addFilter(_not_of_a_stranger)
 
     async def serve(self) -> None:
         """Returns after `stop`.
@@ -121,9 +122,10 @@ class _Connection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
     _deaf = False  # nothing more is read as a request
 
-    def __init__(self, *args: Any, room: Room, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, room: Room, strangers: Strangers, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._room = room
+        self._strangers = strangers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -153,6 +155,12 @@ class _Connection(H11Protocol):
             self._deaf = True
             self.cycle.keep_alive = False
             self.flow.resume_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        """What the client sent is no HTTP."""
+        self._strangers.tell(self.client[0] if self.client else "a client")
+        self.transport.write(refusal(self.conn))
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         self._cancel_deadline()
@@ -191,3 +199,8 @@ def _not_a_probe(record: logging.LogRecord) -> bool:
     """False for the access line of a probe or scrape. uvicorn's arguments: client, method, path, version, status."""
     args = record.args
     return not (isinstance(args, tuple) and len(args) == 5 and str(args[2]).startswith(_QUIET))
+
+
+def _not_of_a_stranger(record: logging.LogRecord) -> bool:
+    """False for the line that names nobody; ours does."""
+    return not record.getMessage().startswith("Invalid HTTP request received")
