@@ -267,15 +267,16 @@ async def test_a_newcomer_among_busy_connections_is_told_so(service: FakeService
         refused.close()
 
 
-async def test_a_peer_at_the_http_port_is_named_and_answered(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_peer_at_the_http_port_is_named_and_answered(service: FakeService, caplog: pytest.LogCaptureFixture) -> None:
     """`--peer` with the address of another node's API."""
-    for _ in range(3):
-        reader, writer = await node.raw(b"\x00\x00\x00\x20PDD\x00garbage of a handshake\r\n\r\n")
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
-        assert head.startswith(b"HTTP/1.1 400 ")
-        error = json.loads(body)["error"]
-        assert error["code"] == "E400"
-        assert "peers.listen" in error["message"]
+    async with running(service) as node:
+        for _ in range(3):
+            reader, writer = await node.raw(b"\x00\x00\x00\x20PDD\x00garbage of a handshake\r\n\r\n")
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            writer.close()
+            assert head.startswith(b"HTTP/1.1 400 ")
+            error = json.loads(body)["error"]
+            assert error["code"] == "E400"
+            assert "peers.listen" in error["message"]
     [told] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert told.startswith("api.listen: 127.0.0.1 sent what is no HTTP request [E400]; is this a peer that dials the API port?")
