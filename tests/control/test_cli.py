@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import json
 import os
@@ -346,30 +345,6 @@ def test_a_bug_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert "a bug in pdd: KeyError: 'boom' at " in error
     assert "[E001]" in error
     assert len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "no space is left"), (errno.EDQUOT, "quota of this user")])
-def test_a_full_disk_is_no_bug(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, words: str
-) -> None:
-    def fail(*args: Any) -> None:
-        raise OSError(number, os.strerror(number), "/var/lib/x")
-
-    monkeypatch.setattr("pdd.commands.look.topology", fail)
-    assert cli.run(["topology"]) == 77
-    error = capsys.readouterr().err
-    assert words in error
-    assert "/var/lib/x" in error
-    assert "[E771]" in error
-
-
-def test_a_full_disk_under_stdout_is_told(daemon: Daemon) -> None:
-    command = [sys.executable, "-m", "pdd.cli", "--run-dir", str(daemon.run_dir), "status"]
-    with open("/dev/full", "w") as full:
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert result.returncode == 77
-    assert result.stderr.startswith("pdd: no space is left on the file system [E771].")
-    assert len(result.stderr.splitlines()) == 1
 
 
 # -- without a daemon --------------------------------------------------------------------------------------------------
