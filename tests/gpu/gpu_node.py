@@ -38,6 +38,7 @@ class GpuNode(Node):
             self.arena = native.DeviceMemory.import_fd("cuda", fd, self.nbytes)
             os.close(fd)
         self.region = self.fabric.register(self.arena.address, self.nbytes)
+        self.more: dict[int, native.MappedMemory] = {}
         self.events: list[list[Any]] = []
         self.watches: dict[int, native.Counter] = {}
 
