@@ -24,6 +24,10 @@ _DTYPES = {"bfloat16": "bfloat16", "float16": "bfloat16", "float32": "float32"} 
 _HINT_FOLDER = "Set model.path (--model) to a Hugging Face model folder; `pdd model import` makes one of a GGUF file."
 _HINT_READ = "The user of the daemon must be able to read the folder and all files in it (chmod, chown)."
 _SAMPLE_BYTES = 1024
+_NOT_OF_THE_CACHE = ("max_position", "dtype", "weight_block", "eos_token_ids", "bos_token_id")
+# Fields that came after the first release: older nodes hash none of them, so neither does this one where they say nothing.
+_LATER: dict[str, Any] = {"mla": None, "moe": None, "moe_layers": ()}
+_LATER_OF_ROPE = ("beta_fast", "beta_slow", "truncate", "amplitude")
 
 
 def load_config(model_dir: str | Path) -> ModelConfig:
@@ -95,12 +99,10 @@ def fingerprint(model_dir: str | Path) -> str:
 
     Over the config fields that shape the KV cache, and per tensor its name, dtype, shape and three samples of 1 KiB:
     fast at any size, the same however the checkpoint is split into files, different when a tensor was trained further.
-    It is a guard against mistakes, not against an adversary: a change between the samples goes unseen.
+    It is a guard against mistakes, not against an adversary: a change between the samples goes unseen. Nodes of several
+    versions compare it: of a checkpoint that an older version ran, it stays what that version says.
     """
-    config = dataclasses.asdict(load_config(model_dir))
-    for name in ("max_position", "dtype", "weight_block", "eos_token_ids", "bos_token_id"):
-        del config[name]
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(_shaping(load_config(model_dir)), sort_keys=True).encode())
     files: dict[Path, int] = {}
     try:
         for name, entry in sorted(read_directory(Path(model_dir)).items()):
@@ -115,6 +117,21 @@ def fingerprint(model_dir: str | Path) -> str:
         for fd in files.values():
             os.close(fd)
     return digest.hexdigest()
+
+
+def _shaping(config: ModelConfig) -> dict[str, Any]:
+    """The fields that shape the KV cache; of the later ones those that say something."""
+    fields = dataclasses.asdict(config)
+    silent = {name for name, nothing in _LATER.items() if fields[name] == nothing}
+    if not any(config.windows):
+        silent.add("windows")
+    for name in (*_NOT_OF_THE_CACHE, *silent):
+        del fields[name]
+    if config.rope_scaling is not None:
+        for field in dataclasses.fields(RopeScaling):
+            if field.name in _LATER_OF_ROPE and fields["rope_scaling"][field.name] == field.default:
+                del fields["rope_scaling"][field.name]
+    return fields
 
 
 def list_folder(model_dir: Path) -> list[str]:

@@ -157,6 +157,43 @@ def test_fingerprint_sees_other_weights_and_other_numbers(tmp_path: Path) -> Non
     assert fingerprint(model) not in seen
 
 
+@pytest.mark.parametrize(("family", "more", "of_the_first_release"), [
+    ("llama", {}, "32627175296978a6de24f31d35d3844532e3c9f4710a3408ea2d48ef13e1c369"),
+    ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                "original_max_position_embeddings": 64}}, "b13a7385423b8a0568bae32710a9edc5eb07bd6bc46de069f4064c9e072d74f9"),
+    ("qwen2", {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 1}, "7eda47e5d26c2f1970f9645d4ba70a4d1dff20640a309b7aff31a2e6fcce8dfc"),
+    ("qwen3", {}, "c6996f4a3c48d128f8424c0a90198a50971449b3e5c65eca2b8d46ef1e213ccb"),
+])
+def test_fingerprint_is_what_older_nodes_say(tmp_path: Path, family: str, more: dict[str, Any], of_the_first_release: str) -> None:
+    """Computed by commit ea7af32. If it changes, nodes refuse each other while a cluster is upgraded."""
+    config = {"model_type": family, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99, "rope_theta": 10000.0, **more}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_file(tmp_path / SINGLE_NAME, [("model.norm.weight", "F32", (32,), lambda: bytes(range(128)))])
+    assert fingerprint(tmp_path) == of_the_first_release
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0}
+
+
+@pytest.mark.parametrize(("family", "without", "with_it"), [
+    ("mistral", {}, {"sliding_window": 8}),
+    ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2}, {"decoder_sparse_step": 2}),  # moe_layers
+    ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2}, {"norm_topk_prob": True}),  # moe
+    ("llama", {"rope_scaling": YARN}, {"rope_scaling": {**YARN, "beta_fast": 16.0}}),
+    ("llama", {"rope_scaling": YARN}, {"rope_scaling": {**YARN, "attention_factor": 3.0}}),
+])
+def test_fingerprint_sees_what_came_later(tmp_path: Path, family: str, without: dict[str, Any], with_it: dict[str, Any]) -> None:
+    config = {"model_type": family, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "vocab_size": 99, **without}
+    write_file(tmp_path / SINGLE_NAME, [("model.norm.weight", "F32", (32,), lambda: bytes(128))])
+    seen = set()
+    for fields in (config, {**config, **with_it}):
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        seen.add(fingerprint(tmp_path))
+    assert len(seen) == 2
+
+
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 def test_sharded_files_load_as_one(model: Path) -> None:
     whole = load_model(model, load_config(model), dtype="float32", max_context=64)
