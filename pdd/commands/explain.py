@@ -37,8 +37,9 @@ def lines(options: Globals, doc: dict[str, Any]) -> list[str]:
     """The document for people."""
     client = f" ({doc['client_request_id']})" if doc["client_request_id"] else ""
     color = "red" if doc["error"] else None if doc["over"] else "yellow"
+    group = "" if doc.get("group") is None else f" group {doc['group']}"
     out = [
-        f"{doc['id']}{client}  {doc['kind']} {doc['state']} on {doc['node']} ({doc['role']})  "
+        f"{doc['id']}{client}  {doc['kind']} {doc['state']} on {doc['node']}{group} ({doc['role']})  "
         f"{show_duration(doc['age_seconds'])}  {doc['prompt_tokens']} tokens in, {doc['output_tokens']} out",
         paint(options, doc["verdict"], color),
     ]

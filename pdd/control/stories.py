@@ -31,7 +31,7 @@ class ExplainLack(msgspec.Struct, frozen=True, kw_only=True):
     first_layer: int
     last_layer: int
     from_rank: int  # of the prefiller
-    to_rank: int  # of the decoder
+    to_rank: int  # of the decoder, of the engine that has the request
     nic: str | None = None  # of the prefiller
     units: int
     seconds: float  # since it was armed (not computed), ready (not posted), first posted (in flight), or ended
@@ -120,6 +120,7 @@ class Explain(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str  # what it waits for, or how it ended and why: for people
     age_seconds: float  # of its life
     client_request_id: str | None = None
+    group: int | None = None  # of the engine that has it; null: the node has but one
     reason: str | None = None  # of its end
     error: str | None = None
     prompt_tokens: int = 0

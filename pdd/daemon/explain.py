@@ -54,7 +54,8 @@ async def explain(node: Node, request_id: str) -> stories.Explain:
     over = row.state == "finished"
     made = stories.Explain(
         id=request_id, node=node.config.node.name, role=node.config.node.role, kind=row.kind, state=row.state, over=over,
-        verdict="", age_seconds=row.age_seconds, client_request_id=row.client_request_id, reason=row.reason,
+        verdict="", age_seconds=row.age_seconds, client_request_id=row.client_request_id,
+        group=row.group if len(node.groups) > 1 else None, reason=row.reason,
         error=(entry.error or None) if entry is not None else None, prompt_tokens=row.prompt_tokens,
         output_tokens=row.output_tokens, tries=row.attempts, ttft=_ttft(entry, attempts), attempts=attempts, push=push,
         pages=_pages(node, ids, now), steps=changes, dump=node.dumps.about(request_id),

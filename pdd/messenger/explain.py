@@ -41,6 +41,7 @@ class Push:
     failed_units: int
     unknown_units: int
     transfer: int | None
+    peer_tp: int  # ranks of an engine of the decoder: of its regions, one engine's after the other's
 
 
 def push_of(job: JobStatus, now: float) -> Push:
@@ -49,7 +50,7 @@ def push_of(job: JobStatus, now: float) -> Push:
         state=job.state, since=now - job.age_seconds, why=job.why, received=job.received, started=job.started,
         computed=job.computed, finished=None, exposed_seconds=None, tokens=job.num_tokens,
         computed_tokens=job.computed_tokens, units=job.units, ok_units=0, failed_units=0, unknown_units=0,
-        transfer=job.transfer,
+        transfer=job.transfer, peer_tp=job.peer_tp,
     )
 
 
@@ -59,6 +60,7 @@ def push_that_ended(done: JobDone) -> Push:
         started=done.started, computed=done.computed, finished=done.finished, exposed_seconds=done.exposed_seconds,
         tokens=done.num_tokens, computed_tokens=done.computed_tokens, units=done.expected_units, ok_units=done.units,
         failed_units=done.failed_units, unknown_units=done.unknown_units, transfer=done.transfer,
+        peer_tp=done.peer_tp,
     )
 
 
@@ -84,7 +86,7 @@ def answer(
 ) -> wire.ExplainAnswer:
     if push is None:
         return wire.ExplainAnswer(ask=request.ask, attempt=request.attempt, known=False)
-    found = sorted(lacks(plans, nic_names, regions, now), key=_badness)
+    found = sorted(lacks(plans, nic_names, regions, push.peer_tp, now), key=_badness)
     counted = [(layer.ok, layer.failed, layer.unknown) for plan in plans for layer in plan.layers]
     ok, failed, unknown = (sum(each) for each in zip(*counted, strict=True)) if counted else (0, 0, 0)
     over = push.finished is not None
@@ -102,13 +104,14 @@ def answer(
 
 
 def lacks(
-    plans: Sequence[FlightPlan], nic_names: Sequence[str], regions: Sequence[int], now: float
+    plans: Sequence[FlightPlan], nic_names: Sequence[str], regions: Sequence[int], peer_tp: int, now: float
 ) -> list[wire.Lack]:
     """Everything that is not completed, neighbouring layers together."""
     chunk_of = {value: number for number, value in enumerate(sorted({plan.first_value for plan in plans}))}
     found: list[wire.Lack] = []
     for plan in plans:
         from_rank = regions.index(plan.src_region) if plan.src_region in regions else plan.src_region
+        to_rank = plan.dst_region % peer_tp
         last: dict[tuple[str, str], int] = {}  # of this plan, the place of the lack that the next layer may join
         for layer in plan.layers:
             for what, nic, units, since in _of_layer(plan, layer, nic_names):
@@ -116,13 +119,13 @@ def lacks(
                 if place is not None and found[place].last_layer == layer.layer - 1:
                     before = found[place]
                     found[place] = wire.Lack(
-                        what, before.chunk, before.first_layer, layer.layer, from_rank, plan.dst_region, nic,
+                        what, before.chunk, before.first_layer, layer.layer, from_rank, to_rank, nic,
                         before.units + units, max(before.seconds, now - since),
                     )
                     continue
                 last[what, nic] = len(found)
                 found.append(wire.Lack(
-                    what, chunk_of[plan.first_value], layer.layer, layer.layer, from_rank, plan.dst_region, nic, units,
+                    what, chunk_of[plan.first_value], layer.layer, layer.layer, from_rank, to_rank, nic, units,
                     max(0.0, now - since),
                 ))
     return found

@@ -87,6 +87,7 @@ class Job:
             state=self.state.value.value, age_seconds=now - self.state.since, num_tokens=self.num_tokens,
             computed_tokens=self.sink.computed_tokens, why=self.state.why, received=self.received, started=self.started,
             computed=self.computed, transfer=self.transfer, units=self.num_units,
+            peer_tp=self.link.peer.geometry.tp,
         )
 
     @property

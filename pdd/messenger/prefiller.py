@@ -351,6 +351,7 @@ class Prefiller:
             pages=pages_of(job.num_tokens, self._context.node.geometry.page_size) * end.ok // max(1, job.num_units),
             via=job.link.via, job_id=job.request_id, transfer=job.transfer, expected_units=job.num_units,
             failed_units=end.failed, unknown_units=end.unknown, computed_tokens=job.sink.computed_tokens,
+            peer_tp=job.link.peer.geometry.tp,
         )
         if view is not None:
             view.past.add(done)

@@ -83,6 +83,7 @@ class JobStatus:
     computed: float | None = None
     transfer: int | None = None  # of the fabric
     units: int = 0  # when whole
+    peer_tp: int = 1  # ranks of an engine of the decoder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class JobDone:
     failed_units: int = 0
     unknown_units: int = 0
     computed_tokens: int = 0
+    peer_tp: int = 1  # ranks of an engine of the decoder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

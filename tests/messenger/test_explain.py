@@ -45,19 +45,19 @@ def plan(first_value: int, *layers: FlightLayer, src: int = 5, dst: int = 0, uni
 # -- what is missing: pure --------------------------------------------------------------------------------------------
 def test_neighbouring_layers_that_lack_the_same_are_one() -> None:
     done = layer(0, ready=11.0, posted=4, ok=4)
-    found = lacks([plan(7, done, layer(1), layer(2), layer(3))], Flight.nic_names, (5,), 12.0)
+    found = lacks([plan(7, done, layer(1), layer(2), layer(3))], Flight.nic_names, (5,), 1, 12.0)
     assert found == [wire.Lack(NOT_COMPUTED, 0, 1, 3, 0, 0, "", 12, 2.0)]
 
 
 def test_layers_with_a_good_one_between_them_are_two() -> None:
     bad, good = {"ready": 11.0, "posted": 4, "failed": 4, "last_end": 11.0, "failed_nics": (0,)}, layer(1, ready=11.0, posted=4, ok=4)
-    found = lacks([plan(7, layer(0, **bad), good, layer(2, **bad))], Flight.nic_names, (5,), 12.0)
+    found = lacks([plan(7, layer(0, **bad), good, layer(2, **bad))], Flight.nic_names, (5,), 1, 12.0)
     assert [(lack.first_layer, lack.last_layer, lack.units) for lack in found] == [(0, 0, 4), (2, 2, 4)]
 
 
 def test_each_unit_is_in_one_state() -> None:
     mixed = layer(0, ready=11.0, posted=3, ok=1, first_post=11.5, in_flight=((1, 1), (0, 1)))
-    found = lacks([plan(7, mixed)], Flight.nic_names, (5,), 12.0)
+    found = lacks([plan(7, mixed)], Flight.nic_names, (5,), 1, 12.0)
     assert found == [
         wire.Lack(IN_FLIGHT, 0, 0, 0, 0, 0, "10.0.0.1", 1, 0.5), wire.Lack(IN_FLIGHT, 0, 0, 0, 0, 0, "10.0.0.2", 1, 0.5),
         wire.Lack(NOT_POSTED, 0, 0, 0, 0, 0, "", 1, 1.0),
@@ -67,13 +67,18 @@ def test_each_unit_is_in_one_state() -> None:
 
 def test_ranks_and_chunks_are_told_apart() -> None:
     plans = [plan(1, layer(0), src=5, dst=0), plan(1, layer(0), src=6, dst=1), plan(9, layer(0), src=5, dst=0)]
-    found = lacks(plans, Flight.nic_names, (5, 6), 12.0)
+    found = lacks(plans, Flight.nic_names, (5, 6), 2, 12.0)
     assert [(lack.chunk, lack.from_rank, lack.to_rank) for lack in found] == [(0, 0, 0), (0, 1, 1), (1, 0, 0)]
+
+
+def test_a_rank_is_that_of_its_engine_whichever_engine_of_the_decoder_it_is_of() -> None:
+    found = lacks([plan(1, layer(0), dst=region) for region in (2, 3)], Flight.nic_names, (5,), 2, 12.0)
+    assert [lack.to_rank for lack in found] == [0, 1]
 
 
 def test_a_failed_write_names_its_nics_and_the_layer_above_is_another_lack() -> None:
     refused = layer(2, ready=11.0, posted=4, ok=2, failed=2, last_end=11.75, failed_nics=(0, 1))
-    found = lacks([plan(7, refused, layer(3, ready=11.0))], Flight.nic_names, (5,), 12.0)
+    found = lacks([plan(7, refused, layer(3, ready=11.0))], Flight.nic_names, (5,), 1, 12.0)
     assert found == [
         wire.Lack(FAILED, 0, 2, 2, 0, 0, "10.0.0.1+10.0.0.2", 2, 0.25), wire.Lack(NOT_POSTED, 0, 3, 3, 0, 0, "", 4, 1.0)
     ]
@@ -108,6 +113,24 @@ async def test_a_prefiller_says_what_it_has_done() -> None:
         assert isinstance(after, wire.ExplainAnswer)
         assert (after.state, after.computed_tokens, after.ok_units) == ("done", 60, after.units)
         assert after.send_seconds is not None
+
+
+async def test_a_prefiller_counts_the_ranks_of_an_engine_while_it_pushes_and_after() -> None:
+    async with running() as rig:
+        flight = Flight()
+        p = await rig.prefiller(layer_seconds=0.05, flight=flight)
+        d = await rig.decoder([p.port], groups=2, tp=2)
+        await until(up(d))
+        request = d.engines[1].generate("r", prompt(1, 60))
+        await until(lambda: any(a.state == "pushing" for a in p.prefiller.jobs()))
+        flight.found = [plan(1, layer(0), src=1, dst=3)]
+        attempt = d.decoder.attempts()[0].attempt
+        for _ in range(2):
+            answer = await d.decoder.ask_about(attempt, "p1")
+            assert isinstance(answer, wire.ExplainAnswer)
+            assert [lack.to_rank for lack in answer.lacks] == [1]
+            await until(lambda: p.done != [])
+        await finish(request)
 
 
 async def test_a_prefiller_of_the_first_version_is_not_asked() -> None:
