@@ -12,7 +12,7 @@ from pdd.config_load import read_credential
 from pdd.control.schema_check import CheckResult
 from pdd.doctor.verdict import FAIL, PASS, SKIP, Check, Verdict
 from pdd.errors import ModelError, PeerIncompatible, PeerLost, PeerUnauthenticated
-from pdd.messenger import wire
+from pdd.messenger import versions, wire
 from pdd.messenger.handshake import LocalNode
 from pdd.messenger.planner import compare
 from pdd.messenger.visit import Visit, visit
@@ -79,13 +79,14 @@ def local_node(config: Config) -> LocalNode:
     return LocalNode(
         name=config.node.name, role=config.node.role, epoch=secrets.randbits(64), version=VERSION,
         provider=config.fabric.provider, geometry=_geometry(config), regions=(),
+        versions=versions.of_decoder(config.engine.dp),
         token=token[0].get_secret_value().encode() if token else None,
     )
 
 
 def _geometry(config: Config) -> wire.Geometry:
     one = wire.Geometry(model="", dtype="", num_layers=1, num_kv_heads=1, head_dim=1, page_size=config.kv.page_size,
-                        tp=config.engine.tp, num_pages=config.kv.num_pages or 1, vocab_size=1)
+                        tp=config.engine.tp, num_pages=config.kv.num_pages or 1, vocab_size=1, groups=config.engine.dp)
     if not config.model.path:
         return one
     folder = Path(config.model.path)
