@@ -189,6 +189,11 @@ class Engine(Section):
         default=30.0, gt=0, description="A step that takes longer means a hung rank: the daemon exits 75."
     )
 
+    @property
+    def num_ranks(self) -> int:
+        """Rank processes of the node, those of all groups."""
+        return self.tp * self.dp
+
 
 class Scheduler(Section):
     """Which request runs next, and which is refused."""

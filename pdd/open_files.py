@@ -72,8 +72,7 @@ def _number(limit: int) -> int:
 
 def _held(config: Config) -> int:
     """Descriptors that are no connections of API clients."""
-    ranks = config.engine.tp * config.engine.dp
-    return RESERVED + _OWN + _OF_A_RANK * ranks + _OF_A_PEER * len(config.peers.static)
+    return RESERVED + _OWN + _OF_A_RANK * config.engine.num_ranks + _OF_A_PEER * len(config.peers.static)
 
 
 class Listener(socket.socket):

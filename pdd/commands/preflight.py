@@ -49,9 +49,9 @@ def problems(config: Config, origins: Origins, *, demo: bool = False, starting: 
 
     if config.model.path and not demo:
         _look_at_model(Path(config.model.path), config, report)
-    if (most := len(os.sched_getaffinity(0))) < config.engine.tp:
-        report("engine.tp", f"{config.engine.tp} ranks share the {counted(most, 'CPU')} that this process may use",
-               warning=True)
+    if (most := len(os.sched_getaffinity(0))) < config.engine.num_ranks:
+        report("engine.tp" if config.engine.tp > 1 else "engine.dp",
+               f"{config.engine.num_ranks} ranks share the {counted(most, 'CPU')} that this process may use", warning=True)
     for key, name in (("peers.token_credential", config.peers.token_credential),
                       ("api.api_keys_credential", config.api.api_keys_credential)):
         _look_at_credential(key, name, starting, report)

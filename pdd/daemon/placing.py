@@ -16,7 +16,7 @@ _log = logging.getLogger("pdd.placement")
 def wanted(config: Config, source: str = "") -> Wanted:
     """`source`: the address that peers reach this node by; "": any, or not known."""
     return Wanted(
-        devices=(None,) * (config.engine.dp * config.engine.tp), together=config.engine.tp, bind=config.fabric.bind,
+        devices=(None,) * config.engine.num_ranks, together=config.engine.tp, bind=config.fabric.bind,
         require=config.fabric.require, threads=config.engine.threads, source=source,
     )
 

@@ -204,13 +204,15 @@ def _memory(config: Config, root: Path) -> Memory:
     except (ModelError, OSError) as error:
         return Memory(free, error=str(error))
     dtype = model.dtype if config.model.dtype == "auto" else config.model.dtype
-    fit = group_fit(model, tp, dtype=dtype, page_size=page_size, free_bytes=free or 0, fraction=config.kv.memory_fraction)
+    fit = group_fit(model, tp, dtype=dtype, page_size=page_size, free_bytes=(free or 0) // config.engine.dp,
+                    fraction=config.kv.memory_fraction)
     if fit.refused:
         return Memory(free, error="; ".join(fit.refused))
     one = model.kv_shape(dtype).layout_over(tp, page_size, 1)
     most = config.engine.max_batch_size * one.num_pages_for(config.model.max_context or model.max_position)
     pages = config.kv.num_pages or (most if free is None else min(most, max(1, fit.num_pages)))
-    return Memory(free, weights=fit.param_bytes * tp, kv=pages * fit.page_bytes * tp)
+    return Memory(free, weights=fit.param_bytes * config.engine.num_ranks,
+                  kv=pages * fit.page_bytes * config.engine.num_ranks)
 
 
 def _credentials(config: Config) -> Iterator[Credential]:

@@ -478,8 +478,10 @@ group = "no-such-group"
     os.sched_setaffinity(0, {min(everywhere)})
     try:
         crowded = clean(pdd("config", "check", str(file), *sets, "--set", "engine.tp=2"), 0).stdout
+        replicas = clean(pdd("config", "check", str(file), *sets, "--set", "engine.dp=2"), 0).stdout
     finally:
         os.sched_setaffinity(0, everywhere)
+    assert replicas == crowded.replace("engine.tp", "engine.dp")
     assert crowded == "--set  engine.tp: warning: 2 ranks share the 1 CPU that this process may use\n1 problem\n"
 
 

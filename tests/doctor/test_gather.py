@@ -95,6 +95,9 @@ def test_the_memory_that_a_model_takes(tiny_model: Path) -> None:
     twice = gather._memory(config(f"model.path={tiny_model}", "kv.num_pages=128", "model.dtype=float32"), Path("/"))
     assert found.kv is not None
     assert twice.kv == 2 * found.kv
+    replicas = gather._memory(
+        config(f"model.path={tiny_model}", "kv.num_pages=64", "model.dtype=float32", "engine.dp=2"), Path("/"))
+    assert (replicas.weights, replicas.kv) == (2 * found.weights, 2 * found.kv)
     assert gather._memory(config("model.path=/nowhere"), Path("/")).error
 
 

@@ -105,6 +105,14 @@ def test_a_node_says_how_many_files_its_settings_need(monkeypatch: pytest.Monkey
         open_files.raise_limit(config)
 
 
+def test_ranks_of_all_groups_have_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(**engine: int) -> int:
+        return open_files.api_connections(Config.model_validate({**_SMALL, "engine": engine}))
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    assert left(tp=4) == left(tp=2, dp=2) == left(dp=4) < left(tp=2)
+
+
 def test_the_soft_limit_is_raised_and_the_api_gets_what_is_left(limit: int) -> None:
     config = Config.model_validate(_SMALL)
     assert open_files.raise_limit(config) > limit
