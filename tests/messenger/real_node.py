@@ -249,7 +249,7 @@ async def serve(name: str, port: int, layer_seconds: float, via: str, changes: s
     memory = Memory(via, reshaped(**json.loads(changes)))
     if fault:
         kind, _, after = fault.partition(":")
-        memory.fabric.inject_fault(kind, int(after), nic=0)
+        memory.fabric.inject_fault(kind, int(after), nic=-1 if via == "local" else 0)  # memory has no number; one of all rails
     context = memory.context(name, "prefill")
 
     def emit(event: EngineEvent) -> None:
