@@ -312,15 +312,13 @@ class Node:
     # -- what parts tell each other -----------------------------------------------------------------------------------
     def _not_fetched(self, event: KvReserved, error: Exception) -> None:
         """The decoder failed at a reservation: its pages go back, and its client is told."""
-        engine = self.groups[event.group].loop
         assert self.decoder is not None
-        assert engine is not None
         failure = FabricFailure(f"the KV of this prompt could not be asked for: {error!r}")
         if all(attempt.attempt != event.attempt for attempt in self.decoder.attempts()):
-            engine.kv_settled(event.attempt, KvOutcome.RELEASED, error=failure)
+            self._engines.kv_settled(event.attempt, KvOutcome.RELEASED, error=failure)
         elif not self._service.cancel(event.request_id, failure):
             # It failed half-way and may have asked already: a write may land. The way back is that of an abort.
-            engine.abort(event.request_id)
+            self._engines.abort(event.request_id)
 
     def _attempt_done(self, done: AttemptDone) -> None:
         arrivals = None if done.key is None or self.fabric is None else self.fabric.fabric.read_arrivals(done.key)
@@ -388,9 +386,7 @@ class Node:
         found = {job.request_id for job in self.view.jobs() if job.client_id == request_id}
         found |= {row.request_id for row in self.view.snapshot.requests if row.request_id == request_id}
         for engine_id in found:
-            for group in self.groups:  # one that does not know it does nothing
-                if group.loop is not None:
-                    group.loop.abort(engine_id)
+            self._engines.abort(engine_id)
         return bool(found)
 
     # -- stop ---------------------------------------------------------------------------------------------------------
@@ -410,9 +406,9 @@ class Node:
         ended = await asyncio.gather(*stopping)
         if self.fabric is not None:
             await _closed("fabric", _fabric_closed(self.fabric))
-        for group, is_over in zip(self.groups, ended, strict=True):
-            if is_over:  # else a step still uses its descriptors; the ranks die with this process
-                await _closed("ranks", asyncio.to_thread(group.close))
+        # Of a group that is not over a step still uses the descriptors; its ranks die with this process.
+        over = [group for group, is_over in zip(self.groups, ended, strict=True) if is_over]
+        await asyncio.gather(*(_closed("ranks", asyncio.to_thread(group.close)) for group in over))
         if self._api_task is not None:
             await _closed("api", self._api_task)
         if self._control is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import types
 from typing import Any
 
@@ -11,9 +12,22 @@ import pytest
 
 from pdd.config_load import load
 from pdd.daemon.dispatch import Dispatch
+from pdd.daemon.engines import Engines
 from pdd.daemon.group import EngineGroup
 from pdd.daemon.node import Node
-from pdd.engine.request import EngineEvent, Finished, FinishReason, KvOutcome, KvReserved, TokenOutput, Tokens
+from pdd.engine.limits import SchedulerLimits
+from pdd.engine.request import (
+    EngineEvent,
+    Finished,
+    FinishReason,
+    GenerateSpec,
+    KvOutcome,
+    KvReserved,
+    PrefillSpec,
+    SamplingParams,
+    TokenOutput,
+    Tokens,
+)
 from pdd.engine.snapshot import EngineSnapshot, Totals
 from pdd.errors import RequestCancelled
 from pdd.kv.pool import PageCounts
@@ -75,11 +89,17 @@ class FakeEngine:
         self.stopped = False
         self._joins = list(joins)
 
-    def kv_settled(self, attempt: int, outcome: KvOutcome, *, error: Exception | None = None) -> None:
+    def kv_settled(self, attempt: int, outcome: KvOutcome, *, retry: Any = None, error: Exception | None = None) -> None:
         self.settled.append((attempt, outcome, error))
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+
+    def submit_prefill(self, spec: PrefillSpec) -> None:
+        pass
+
+    def submit(self, spec: GenerateSpec) -> None:
+        pass
 
     def stop(self) -> None:
         self.stopped = True
@@ -97,14 +117,25 @@ def group_of(loop: Any, executor: Any = None, ranks: tuple[Any, ...] = ()) -> En
     return EngineGroup(0, executor, ranks, loop=loop)
 
 
+def engines_of(*engines: Any) -> Engines:
+    return Engines(engines, SchedulerLimits(page_size=16, max_context=64))
+
+
 @pytest.mark.parametrize("asked", [False, True])
 async def test_pages_of_a_failed_reservation_go_back_unless_a_write_may_land(asked: bool) -> None:
-    node = node_of("decode")
-    engine: Any = FakeEngine()
+    """Of the engine that has it, by the way that everything goes to an engine: it keeps no route of what is over."""
+    node: Any = node_of("decode")
+    other, engine = FakeEngine(), FakeEngine()
     attempts = (types.SimpleNamespace(attempt=7),) if asked else ()
     decoder: Any = types.SimpleNamespace(attempts=lambda: attempts)
-    node.groups, node.decoder = (group_of(engine),), decoder
-    node._not_fetched(KvReserved("b", 7, (1, 2), (3,)), KeyError("boom"))
+    node.groups, node.decoder, node._engines = (group_of(other), group_of(engine)), decoder, engines_of(other, engine)
+    for request_id in ("a", "b"):
+        node._engines.submit(GenerateSpec(request_id, (1, 2), SamplingParams(max_tokens=1)))
+    reserved = KvReserved("b", 7, (1, 2), (3,), group=1)
+    node._engines.engine_event(reserved)
+    node._not_fetched(reserved, KeyError("boom"))
+    assert (other.settled, other.aborted) == ([], [])
+    assert node._engines._of_attempt == ({7: 1} if asked else {})
     if asked:
         assert engine.settled == []
         assert engine.aborted == ["b"]
@@ -118,12 +149,13 @@ async def test_pages_of_a_failed_reservation_go_back_unless_a_write_may_land(ask
 async def test_a_prefill_is_cancelled_by_its_decoders_id_and_by_its_own(request_id: str) -> None:
     node: Any = node_of()
     job = types.SimpleNamespace(request_id="pf3-abc", client_id="abc")
-    engines = FakeEngine(), FakeEngine()
-    engines[1].requests = (types.SimpleNamespace(request_id="pf3-abc"),)
-    node.groups = tuple(map(group_of, engines))
+    engine = FakeEngine()
+    engine.requests = (types.SimpleNamespace(request_id="pf3-abc"),)
+    node.groups, node._engines = (group_of(engine),), engines_of(engine)
+    node._engines.submit_prefill(PrefillSpec("pf3-abc", (1,), node))
     node.prefiller = types.SimpleNamespace(jobs=lambda: (job,))
     assert node.cancel(request_id, RequestCancelled("x"))
-    assert [engine.aborted for engine in engines] == [["pf3-abc"]] * 2
+    assert engine.aborted == ["pf3-abc"]
     assert not node.cancel("other", RequestCancelled("x"))
 
 
@@ -157,6 +189,15 @@ async def test_a_part_that_fails_to_close_keeps_no_other_open(caplog: pytest.Log
     assert closed == ["decoder", "prefiller", "fabric detached", "fabric", "ranks", "ranks"]
     assert all(engine.stopped for engine in engines)
     assert all(f"{name} could not be closed" in caplog.text for name in ("decoder", "prefiller", "fabric"))
+
+
+async def test_ranks_of_all_groups_are_closed_at_once() -> None:
+    node: Any = node_of()
+    together = threading.Barrier(2)
+    ranks: Any = types.SimpleNamespace(close=lambda: together.wait(10))
+    node.groups = group_of(FakeEngine(), ranks), group_of(FakeEngine(), ranks)
+    await node.close()
+    assert not together.broken
 
 
 async def test_descriptors_of_a_step_that_does_not_end_stay_open() -> None:
