@@ -31,6 +31,11 @@ from pdd.states import Recorder
 _log = logging.getLogger("pdd")
 
 
+def group_name(index: int, of: int) -> str:
+    """Of one of `of` groups, for people; "" where there is no other."""
+    return f"group {index}" if of > 1 else ""
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class EngineGroup:
     """Owner: the main loop; `load`, `stop` and `close` take long and belong on a thread. Pool and scheduler are the
@@ -70,7 +75,7 @@ class EngineGroup:
     @property
     def name(self) -> str:
         """For threads, logs and errors; "" where there is no other."""
-        return f"group {self.index}" if self.of > 1 else ""
+        return group_name(self.index, self.of)
 
     def named(self, error: Exception) -> Exception:
         """`error`, with the group that it is of where there is another."""

@@ -1,7 +1,8 @@
 """Loads the engines of a node: what each one's ranks are told, in which order they start, and how far all are.
 
 All groups have pools of one size, because a prefiller is told one size for all (wire.Geometry). Where the config leaves it to
-the ranks, the first group loads alone and finds it, and the others are told; else all load together.
+the ranks, the first group loads alone and finds it, and the others are told; else all load together. What is free of
+memory is looked at once, before, and each group has an equal share: which of them looks first decides nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ from pdd.topology.placement import Placement
 _PHASES = ("weights", "kv", "warm-up")
 
 
-def rank_init(config: Config, placement: Placement, group: int, model_dir: str, num_pages: int) -> RankInit:
-    """For the ranks of one group."""
+def rank_init(
+    config: Config, placement: Placement, group: int, model_dir: str, num_pages: int, free_bytes: int
+) -> RankInit:
+    """For the ranks of one group. `free_bytes`: of memory, before any group began to load."""
     place = placement.place(group * config.engine.tp)  # its ranks are on one NUMA node
+    others = [placement.place(other * config.engine.tp) for other in range(config.engine.dp) if other != group]
+    beside = sum(not place.cpus or not other.cpus or place.cpus == other.cpus for other in others)
     return RankInit(
         model_dir, world=config.engine.tp, dtype=config.model.dtype, page_size=config.kv.page_size, num_pages=num_pages,
-        memory_fraction=config.kv.memory_fraction / config.engine.dp, max_context=config.model.max_context,
+        memory_fraction=config.kv.memory_fraction, max_context=config.model.max_context,
         max_batch_size=config.engine.max_batch_size, max_batch_tokens=config.engine.max_batch_tokens,
+        memory_bytes=free_bytes // config.engine.dp if others else 0, beside=beside * config.engine.tp,
         threads=place.threads, cpus=place.cpus, numa=place.numa,
     )
 

@@ -40,7 +40,7 @@ from pdd.daemon.drain import Drain
 from pdd.daemon.dump import Dumps
 from pdd.daemon.dump import directory as dump_directory
 from pdd.daemon.engines import Engines
-from pdd.daemon.group import EngineGroup
+from pdd.daemon.group import EngineGroup, group_name
 from pdd.daemon.kv_fabric import KvFabric
 from pdd.daemon.latency import Latencies
 from pdd.daemon.ledger import Ledger
@@ -54,6 +54,7 @@ from pdd.daemon.view import NodeView
 from pdd.daemon.waterfall import Waterfalls
 from pdd.engine.executor import RankExecutor
 from pdd.engine.limits import SchedulerLimits
+from pdd.engine.machine import free_memory
 from pdd.engine.rank_protocol import RankProgress
 from pdd.engine.request import KvOutcome, KvReserved
 from pdd.errors import EngineError, FabricFailure, PddError
@@ -205,17 +206,20 @@ class Node:
         loop = asyncio.get_running_loop()
         self.phase = Phase("load", 0.0)
         self._tokenizer = await asyncio.to_thread(Tokenizer, self._model_dir)
-        await loading.load(self._new_group, config.engine.dp, config.kv.num_pages)
+        make = functools.partial(self._new_group, await asyncio.to_thread(free_memory))
+        await loading.load(make, config.engine.dp, config.kv.num_pages)
         for group in self.groups:
             group.executor.watch(functools.partial(_soon, loop, self._rank_died, group))
 
-    def _new_group(self, index: int, num_pages: int) -> EngineGroup:
+    def _new_group(self, free_bytes: int, index: int, num_pages: int) -> EngineGroup:
         """One that `close` knows of, for whoever loads it."""
         assert self.placement is not None
         config, loop = self.config, asyncio.get_running_loop()
         report = functools.partial(_soon, loop, self._show_progress, index)
-        init = loading.rank_init(config, self.placement, index, str(self._model_dir), num_pages)
-        executor = RankExecutor(init, step_timeout=config.engine.step_timeout, on_progress=report)
+        init = loading.rank_init(config, self.placement, index, str(self._model_dir), num_pages, free_bytes)
+        executor = RankExecutor(
+            init, step_timeout=config.engine.step_timeout, on_progress=report, name=group_name(index, config.engine.dp)
+        )
         group = EngineGroup(index, executor, of=config.engine.dp)
         self.groups += (group,)
         return group

@@ -185,8 +185,8 @@ class NodeView:
         machine = () if node.placement is None else node.placement.findings
         return (
             *(() if node.fabric is None else node.fabric.findings()),
-            *(finding("T023", f"rank {rank.rank}: {each}")
-              for group in self.groups() for rank in group.ranks for each in rank.warnings),
+            *(finding("T023", f"{group.name} rank {rank.ready.rank}: {each}".lstrip())
+              for group in node.groups for rank in group.ranks for each in rank.ready.warnings),
             *(each for each in machine if each.level != "info"),
         )
 

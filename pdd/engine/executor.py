@@ -91,17 +91,18 @@ class RankExecutor:
     def __init__(
         self, init: RankInit, *, step_timeout: float, start_timeout: float = START_TIMEOUT_SECONDS,
         on_progress: Callable[[int, RankProgress], object] | None = None,
-        command: Callable[[int], list[str]] = rank_command,
+        command: Callable[[int], list[str]] = rank_command, name: str = "",
     ) -> None:
         """`init.world` ranks are started; `init.rank` is filled in. `on_progress(rank, progress)` is called by `start`.
 
-        `command` gives the argv of a rank that inherits an fd.
+        `command` gives the argv of a rank that inherits an fd. `name`: for the log, where the node has other ranks.
         """
         self._init = init
         self._step_timeout = step_timeout
         self._start_timeout = start_timeout
         self._on_progress = on_progress
         self._command = command
+        self._prefix = f"{name} " if name else ""
         self._channels: list[Channel] = []
         self._infos: tuple[RankInfo, ...] = ()
         self._ranks: list[_Rank] = []
@@ -384,7 +385,7 @@ class RankExecutor:
             text = line[:MAX_STDERR_LINE].decode(errors="replace").rstrip()
             if text:
                 rank.last_lines.append(text)
-                _log.warning("rank %d: %s", rank.number, text)
+                _log.warning("%srank %d: %s", self._prefix, rank.number, text)
         return bool(data)
 
     def _reap(self, rank: _Rank) -> None:
@@ -409,7 +410,7 @@ class RankExecutor:
             if self._death_fd is not None:
                 os.eventfd_write(self._death_fd, 1)
         if not expected:
-            _log.error("%s", death)
+            _log.error("%s%s", self._prefix, death)
         if on_death is not None:
             on_death(death)
 

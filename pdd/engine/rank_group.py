@@ -27,8 +27,11 @@ SPIN_SECONDS = 100e-6
 class RankGroup:
     """Collectives of rank `rank` of `world`. Keeps its own mapping of `fd`, which the caller closes."""
 
-    def __init__(self, fd: int, rank: int, world: int, *, threads: int = 1) -> None:
-        """threads: of each rank's forward pass.
+    def __init__(self, fd: int, rank: int, world: int, *, threads: int = 1, beside: int = 0) -> None:
+        """
+        Args:
+            threads: of each rank's forward pass.
+            beside: ranks of other groups that run on the same CPUs.
 
         Raises:
             NotInstalled: the native core is missing.
@@ -37,7 +40,7 @@ class RankGroup:
             from pdd.fabric._native import Barrier
         except ImportError as error:
             raise NotInstalled(f"pdd's native core cannot be loaded: {error}", hint=HOW_TO_INSTALL) from error
-        fits = world * threads <= len(os.sched_getaffinity(0))
+        fits = (world + beside) * threads <= len(os.sched_getaffinity(0))
         self._rank, self._world = rank, world
         self._barrier = Barrier(fd, rank, world, spin=SPIN_SECONDS if fits else 0.0)
         self._mapping = mmap.mmap(fd, group_memory.num_bytes(world))

@@ -50,6 +50,8 @@ class RankInit(msgspec.Struct, frozen=True, tag="init"):
     max_context: int = 0  # tokens; 0: the model's
     max_batch_size: int = 64  # rows of a step
     max_batch_tokens: int = 2048  # tokens of a step
+    memory_bytes: int = 0  # that the ranks of this group may take together: its share; 0: all that is free
+    beside: int = 0  # ranks of other groups of the node that run on the same CPUs
     threads: int = 0  # of the forward pass; 0: its share of the CPUs that it runs on
     cpus: tuple[int, ...] = ()  # that it is kept on; empty: wherever the system puts it
     numa: int | None = None  # node that its KV memory is kept on; None: wherever it is written first

@@ -25,7 +25,6 @@ from pdd.engine.rank_protocol import RankFits, RankInit, RankProgress, RankReady
 from pdd.engine.rank_runner import RankRunner
 from pdd.errors import HOW_TO_INSTALL, ConfigError, LimitError, ModelError, NotInstalled
 from pdd.kv.layout import KvLayout
-from pdd.model.architecture import ModelConfig
 from pdd.model.attention import Attention, LayerCounter
 from pdd.model.backends import make_attention
 from pdd.model.collectives import Collectives
@@ -72,19 +71,22 @@ def start_rank(
     with _reading(model_dir):
         config = load_config(model_dir)
     check_tp(config, init.world)
-    group = RankGroup(group_fd, init.rank, init.world, threads=torch.get_num_threads()) if init.world > 1 else None
+    group = None if init.world == 1 else RankGroup(
+        group_fd, init.rank, init.world, threads=torch.get_num_threads(), beside=init.beside
+    )
     dtype = config.dtype if init.dtype == "auto" else init.dtype
     max_context = init.max_context or config.max_position
     check_context(max_context, config.max_position)
     with _reading(model_dir):
         identity = fingerprint(model_dir)
-        _check_weights_fit(config, dtype, init.world, group)
+        weights = sum(param_bytes(config, Shard(rank, init.world), dtype) for rank in range(init.world))
+        _check_weights_fit(init, weights, dtype, group)
         model = load_model(model_dir, config, dtype=dtype, max_context=max_context, shard=Shard(init.rank, init.world),
                            progress=_throttled("weights", report))
     if group is not None:
         group.ordered()
     one = config.kv_shape(dtype).layout_over(init.world, init.page_size, 1)
-    num_pages = agree(RankFits(_num_pages(init, one, max_context)))
+    num_pages = agree(RankFits(_num_pages(init, one, max_context, weights)))
     layout = dataclasses.replace(one, num_pages=num_pages)
     memory = HostKv(layout.region_bytes)
     refused.append(pinning.place_memory(memory.mapping, init.numa))
@@ -113,7 +115,7 @@ def _set_threads(init: RankInit) -> str | None:
     """Keeps this thread on its CPUs, and those of the forward pass, which are its children. Before anything is loaded, so
     that weights lie next to who reads them. Returns a warning."""
     refused = pinning.pin_thread(init.cpus)
-    torch.set_num_threads(init.threads or max(1, len(os.sched_getaffinity(0)) // init.world))
+    torch.set_num_threads(init.threads or max(1, len(os.sched_getaffinity(0)) // (init.world + init.beside)))
     torch.set_num_interop_threads(1)
     return refused
 
@@ -130,31 +132,40 @@ def _reading(model_dir: Path) -> Iterator[None]:
         raise ModelError(f"the checkpoint in {model_dir} cannot be read: {error}", hint=COPY_AGAIN) from error
 
 
-def _check_weights_fit(config: ModelConfig, dtype: str, world: int, group: Collectives | None) -> None:
-    """Refuses weights that the kernel would kill this process for: those of all ranks, which come together."""
-    needed = sum(param_bytes(config, Shard(rank, world), dtype) for rank in range(world))
+def _free(init: RankInit, taken: int = 0) -> tuple[int, str]:
+    """(bytes that the ranks of this group may take now, what they are called). Other groups load meanwhile: what is free
+    counts no further than to the group's share, of which its ranks have `taken` some."""
     free = free_memory()
+    if not init.memory_bytes:
+        return free, f"{show_bytes(free)} of memory are free"
+    free = max(0, min(free, init.memory_bytes - taken))
+    return free, f"{show_bytes(free)} are left of the memory that is free for each group"
+
+
+def _check_weights_fit(init: RankInit, weights: int, dtype: str, group: Collectives | None) -> None:
+    """Refuses weights that the kernel would kill this process for: those of all ranks, which come together."""
+    free, called = _free(init)
     if group is not None:
         group.ordered()  # no rank has begun to load while another looked
-    if needed > free:
-        raise LimitError(f"the weights take {show_bytes(needed)} as {dtype}; {show_bytes(free)} of memory are free",
+    if weights > free:
+        raise LimitError(f"the weights take {show_bytes(weights)} as {dtype}; {called}",
                          hint="Free or add memory, raise the memory limit of the service, or choose a smaller model.")
 
 
-def _num_pages(init: RankInit, one: KvLayout, max_context: int) -> int:
-    """What was asked for, or what fits when every rank takes as much of the same memory."""
-    num_pages, free, all_ranks = init.num_pages, free_memory(), one.region_bytes * init.world
+def _num_pages(init: RankInit, one: KvLayout, max_context: int, weights: int) -> int:
+    """What was asked for, or what fits when every rank takes as much of the same memory. `weights`: bytes of all ranks."""
+    free, called = _free(init, weights)
+    num_pages, all_ranks = init.num_pages, one.region_bytes * init.world
     who = "" if init.world == 1 else f" on each of {init.world} ranks"
     if num_pages == 0:
         most = init.max_batch_size * one.num_pages_for(max_context)
         num_pages = min(int(free * init.memory_fraction) // all_ranks, most)
         if num_pages < 1:
-            raise LimitError(f"memory_fraction {init.memory_fraction} of the {show_bytes(free)} of memory that are free "
-                             f"does not hold one page of KV ({show_bytes(one.region_bytes)}){who}",
+            raise LimitError(f"memory_fraction {init.memory_fraction} does not hold one page of KV "
+                             f"({show_bytes(one.region_bytes)}){who}: {called}",
                              hint="Free or add memory, raise kv.memory_fraction, or lower kv.page_size.")
     elif num_pages * all_ranks > free:
-        raise LimitError(f"{num_pages} pages of KV take {show_bytes(num_pages * one.region_bytes)}{who}; "
-                         f"{show_bytes(free)} of memory are free",
+        raise LimitError(f"{num_pages} pages of KV take {show_bytes(num_pages * one.region_bytes)}{who}; {called}",
                          hint=f"Lower kv.num_pages ({free // all_ranks} would fit), or set it to 0: as many as "
                               "kv.memory_fraction allows.")
     if min(num_pages * init.page_size, max_context) < 2:

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch", reason="the engine extra is not installed")
 pytest.importorskip("pdd.fabric._native", reason="the native core is not built")
 
 from pdd.engine import group_memory  # noqa: E402
-from pdd.engine.rank_group import RankGroup  # noqa: E402
+from pdd.engine.rank_group import SPIN_SECONDS, RankGroup  # noqa: E402
+from pdd.fabric import _native  # noqa: E402
 
 PATIENCE_SECONDS = 30.0
 DTYPES = [torch.float32, torch.bfloat16]
@@ -48,6 +49,22 @@ def on_all_ranks(fd: int, world: int, run: Callable[[RankGroup], Any]) -> list[A
     for thread in threads:
         thread.join(PATIENCE_SECONDS)
     return [results[number] for number in range(world)]
+
+
+@pytest.mark.parametrize(("cpus", "threads", "beside", "spins"), [
+    (2, 1, 0, True), (2, 1, 2, False), (4, 1, 2, True), (4, 2, 0, True), (4, 2, 1, False), (1, 1, 0, False),
+])
+def test_a_rank_looks_before_it_sleeps_only_where_all_ranks_have_cores(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, threads: int, beside: int, spins: bool
+) -> None:
+    """Those of other groups, too."""
+    told: list[float] = []
+    monkeypatch.setattr(_native, "Barrier", lambda fd, rank, world, spin: told.append(spin))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
+    fd = group_memory.create(2)
+    RankGroup(fd, 0, 2, threads=threads, beside=beside)
+    os.close(fd)
+    assert told == [SPIN_SECONDS if spins else 0.0]
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:

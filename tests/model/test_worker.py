@@ -230,6 +230,32 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_loaded(model: Path)
     assert "smaller model" in error.hint
 
 
+def test_a_group_has_no_more_than_its_share_of_what_is_free(model: Path) -> None:
+    """Others load at the same time, and what is free now is theirs, too."""
+    with rank() as (channel, _):
+        ready, fds, _ = started(channel, init_for(model, warm_up=False))
+        for fd in fds:
+            os.close(fd)
+    need = ready.param_bytes + ready.kv_bytes
+    small = failed_start(init_for(model, memory_bytes=ready.param_bytes - 1), EXIT_LIMITS)
+    assert "the weights take" in str(small)
+    assert "are left of the memory that is free for each group" in str(small)
+    tight = failed_start(init_for(model, memory_bytes=need - 1), EXIT_LIMITS)
+    assert "32 pages of KV take" in str(tight)
+    assert "(31 would fit)" in tight.hint
+    with rank() as (channel, _):
+        ready, fds, _ = started(channel, init_for(model, warm_up=False, memory_bytes=need))
+        for fd in fds:
+            os.close(fd)
+        assert ready.num_pages == 32
+    with rank() as (channel, _):
+        init = init_for(model, warm_up=False, memory_bytes=need, num_pages=0, memory_fraction=0.5)
+        ready, fds, _ = started(channel, init)
+        for fd in fds:
+            os.close(fd)
+        assert ready.num_pages == 16
+
+
 def test_memory_fraction_is_of_what_is_free(model: Path) -> None:
     free = 16 << 20
     small = f"import pdd.engine.machine as m; m.free_memory = lambda: {free}\n" + FAKE_NATIVE

@@ -8,11 +8,13 @@ import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pdd.config_load import load
 from pdd.control.schema import FabricInfo
 from pdd.daemon import loading, placing
+from pdd.daemon.explain import explain
 from pdd.daemon.group import EngineGroup
 from pdd.daemon.node import Node
 from pdd.engine.rank_protocol import RankProgress, RankReady
@@ -119,6 +121,11 @@ async def test_a_request_says_which_group_has_it_live_and_ended() -> None:
     found = node.documents.requests().requests
     assert found is not None
     assert {row.id: row.group for row in found} == {"0ab": 0, "1ab": 1}
+    assert [(await explain(node, request_id)).group for request_id in ("0ab", "1ab")] == [0, 1]
+    both = node.groups
+    node.groups = both[:1]
+    assert (await explain(node, "0ab")).group is None
+    node.groups = both
     node.groups = group(0, dataclasses.replace(picture(now), requests=())), group(1, dataclasses.replace(picture(now), requests=()))
     node.ledger.engine_event(Finished("1ab", FinishReason.STOP))
     assert node.documents.request("1ab").group == 1
@@ -165,10 +172,30 @@ def test_groups_share_the_memory_that_one_would_take_and_each_has_its_place(tmp_
     tree.node(0, "0-3")
     tree.node(1, "4-7")
     placement = plan_placement(sysfs.read(tmp_path), placing.wanted(config))
-    inits = [loading.rank_init(config, placement, index, "m", 0) for index in (0, 1)]
-    assert [(init.memory_fraction, init.cpus, init.numa, init.threads) for init in inits] == [
-        (0.25, (0, 1, 2, 3), 0, 4), (0.25, (4, 5, 6, 7), 1, 4),
+    inits = [loading.rank_init(config, placement, index, "m", 0, 1000) for index in (0, 1)]
+    assert [(init.memory_bytes, init.memory_fraction, init.cpus, init.numa, init.threads, init.beside) for init in inits] == [
+        (500, 0.5, (0, 1, 2, 3), 0, 4, 0), (500, 0.5, (4, 5, 6, 7), 1, 4, 0),
     ]
+
+
+@pytest.mark.parametrize(("tp", "dp", "memory", "beside"), [(2, 1, 0, 0), (1, 2, 500, 1), (2, 2, 500, 2), (2, 4, 250, 6)])
+def test_ranks_of_other_groups_on_the_same_cpus_are_counted(tmp_path: Path, tp: int, dp: int, memory: int, beside: int) -> None:
+    config, _ = load(env={}, assignments=[f"engine.tp={tp}", f"engine.dp={dp}"], demo=True, search=False)
+    assert config.engine.num_ranks == tp * dp
+    SysTree(tmp_path).node(0, "0-3")
+    placement = plan_placement(sysfs.read(tmp_path), placing.wanted(config))
+    init = loading.rank_init(config, placement, dp - 1, "m", 0, 1000)
+    assert (init.world, init.memory_bytes, init.beside) == (tp, memory, beside)
+
+
+async def test_a_finding_of_a_rank_names_its_group_where_there_is_another() -> None:
+    config, _ = load(env={}, demo=True, search=False)
+    node: Any = Node(config, demo=True)
+    told: Any = types.SimpleNamespace(ready=msgspec.structs.replace(ready(1), warnings=("memory stays where it is",)))
+    executor: Any = None
+    for of, who in ((1, "rank 1"), (2, "group 1 rank 1")):
+        node.groups = (EngineGroup(1, executor, (told,), of=of),)
+        assert [each.message for each in node.view.findings()] == [f"{who}: memory stays where it is"]
 
 
 def test_progress_is_that_of_whoever_is_furthest_behind() -> None:

@@ -133,6 +133,13 @@ def test_a_start_that_fails_says_what_the_rank_said(
     assert (caught.value.exit_code, caught.value.hint) == (exit_code, "look again")
 
 
+def test_the_log_says_whose_rank_it_is_where_the_node_has_other_groups(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(PddError):
+        make("die in start", name="group 1").start()
+    assert "group 1 rank 0: no such" in caplog.text
+    assert "group 1 rank 0 (pid " in caplog.text
+
+
 def test_a_rank_that_dies_in_its_start_is_explained(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(RankDied, match="exited with status 3: file or directory"):
         make("die in start").start()
