@@ -20,7 +20,6 @@ from pdd.model.families import FAMILIES, SUPPORTED, yarn_amplitude
 from pdd.model.fields import MOST_LAYERS, Fields, read_json
 from pdd.model.safetensors_file import read_directory
 
-_DTYPES = {"bfloat16": "bfloat16", "float16": "bfloat16", "float32": "float32"}  # fp16 weights run as bf16
 _HINT_FOLDER = "Set model.path (--model) to a Hugging Face model folder; `pdd model import` makes one of a GGUF file."
 _HINT_READ = "The user of the daemon must be able to read the folder and all files in it (chmod, chown)."
 _SAMPLE_BYTES = 1024
@@ -72,9 +71,7 @@ def parse_config(fields: Fields, generation: Fields) -> ModelConfig:
         raise ModelError(f"config.json: head_dim {turned} is odd; rotary embedding needs pairs")
     theta, scaling = _rope(fields)
     bias = fields.flag("attention_bias")
-    dtype = fields.word("dtype", fields.word("torch_dtype", "float32"))
-    if dtype not in _DTYPES:
-        raise ModelError(f"config.json: dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
+    dtype = fields.dtype()
     moe, moe_layers = family.moe(fields, num_layers) if family.moe else (None, ())
     if moe is not None:
         _check_moe(moe)
@@ -88,7 +85,7 @@ def parse_config(fields: Fields, generation: Fields) -> ModelConfig:
         output_bias=bias if family.output_bias is None else family.output_bias,
         mlp_bias=family.mlp_bias and fields.flag("mlp_bias"), qk_norm=family.qk_norm,
         windows=family.windows(fields, num_layers), mla=mla, moe=moe, moe_layers=moe_layers,
-        max_position=fields.integer("max_position_embeddings", 2048), dtype=_DTYPES[dtype],
+        max_position=fields.integer("max_position_embeddings", 2048), dtype=dtype,
         weight_block=weight_block,
         eos_token_ids=tuple(dict.fromkeys(fields.token_ids("eos_token_id") + generation.token_ids("eos_token_id"))),
         bos_token_id=bos[0] if bos else None)

@@ -13,6 +13,7 @@ from typing import Any
 from pdd.errors import ModelError
 
 MOST_LAYERS = 4096
+_DTYPES = {"bfloat16": "bfloat16", "float16": "bfloat16", "float32": "float32"}  # fp16 weights run as bf16
 _MOST = 2**31 - 1
 _ALMOST_INFINITE = 1e30  # squares and products of such are numbers yet
 _MOST_BYTES = 16 << 20  # of a config.json; the largest have lists per layer, and are below 1 MiB
@@ -107,6 +108,13 @@ class Fields:
         if not all(isinstance(item, int) and 0 <= item <= _MOST for item in ids):
             raise ModelError(f"{name} must be a token id or a list of them, is {_shown(value)}")
         return ids
+
+    def dtype(self) -> str:
+        """What the model runs in: "bfloat16" or "float32", which is meant when config.json says nothing."""
+        dtype = self.word("dtype", self.word("torch_dtype", "float32"))
+        if dtype not in _DTYPES:
+            raise ModelError(f"config.json: dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
+        return _DTYPES[dtype]
 
     def rope(self) -> Fields:
         """`rope_parameters` (transformers 5) or `rope_scaling` (4)."""

@@ -1,7 +1,8 @@
 """What a config.json says of a model's KV and of the work of its prefill, weights unseen. Pure; no torch.
 
-Knows what the keys mean, not which families run here: a plan for a cluster is made before there is one. Attention is
-full (a sliding window is counted as if it were), multi-head, grouped or MLA; the MLP is dense or routed experts.
+Of a family that runs here it says what running it would do (model/config.py); of any other it knows what the usual keys
+mean: a plan for a cluster is made before there is one. Attention is full (a sliding window is counted as if it were),
+multi-head, grouped or MLA; the MLP is dense or routed experts.
 Source: the published configurations and modelling code of the families named in the tests.
 """
 
@@ -12,9 +13,10 @@ from typing import Any
 
 from pdd.errors import ModelError
 from pdd.kv.layout import KvShape
+from pdd.model.config import parse_config
+from pdd.model.families import FAMILIES
 from pdd.model.fields import MOST_LAYERS, Fields
 
-_DTYPES = {"bfloat16": "bfloat16", "float16": "bfloat16", "float32": "float32"}  # fp16 runs as bf16
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
 _LINEAR = {"linear_attention", "mamba", "recurrent"}
 
@@ -39,76 +41,118 @@ class Sketch:
     layers: tuple[LayerWork, ...]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Latent:
+    """MLA."""
+
+    query_rank: int  # 0: queries are projected in one step
+    rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Experts:
+    layers: frozenset[int]  # that have them
+    number: int
+    chosen: int  # for each token
+    size: int  # inner
+    shared_size: int  # inner size of the MLP that every token goes through
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Numbers:
+    hidden: int
+    heads: int
+    kv: KvShape
+    latent: _Latent | None
+    dense_size: int  # inner size of the MLP of layers without experts
+    experts: _Experts | None
+
+
 def sketch(config: dict[str, Any]) -> Sketch:
     """Of the contents of a config.json.
 
     Raises:
-        ModelError: a key is missing, is no positive number, or says of layers that have no KV pages.
+        ModelError: a key is missing, is no positive number, or says of layers that have no KV pages; or a family that
+            runs here does not run with this value.
     """
     fields = Fields(config)
     linear = _LINEAR & {*fields.texts("layer_types")}
     if linear:
         named = ", ".join(sorted(linear))
         raise ModelError(f"config.json: layers of type {named} keep no pages of KV; this model cannot be planned")
-    kv = kv_shape(config)
-    width, attention = _attention(fields)
+    family = fields.word("model_type", "unknown")
+    numbers = _that_runs(fields) if family in FAMILIES else _of_keys(fields)
+    width, attention = _attention(numbers)
     layers = tuple(
-        LayerWork(active_params=attention + params, attention_width=width) for params in _mlps(fields, kv.num_layers)
+        LayerWork(active_params=attention + _mlp(numbers, layer), attention_width=width)
+        for layer in range(numbers.kv.num_layers)
     )
-    return Sketch(fields.word("model_type", "unknown"), kv, layers)
+    return Sketch(family, numbers.kv, layers)
 
 
-def kv_shape(config: dict[str, Any]) -> KvShape:
-    """The KV of one token. MLA: a single head of a single tile, the latent and the rotated part side by side."""
-    fields = Fields(config)
-    dtype = fields.word("dtype", fields.word("torch_dtype", "bfloat16"))
-    if dtype not in _DTYPES:
-        raise ModelError(f"config.json: dtype {dtype!r} is not one of {', '.join(_DTYPES)}")
-    num_layers = fields.integer("num_hidden_layers", most=MOST_LAYERS)
-    if latent := fields.integer("kv_lora_rank", 0, least=0):
-        return KvShape(num_layers, 1, latent + fields.integer("qk_rope_head_dim"), _DTYPES[dtype], tiles=1)
-    heads = fields.integer("num_attention_heads")
-    return KvShape(num_layers, fields.integer("num_key_value_heads", heads), _head_dim(fields), _DTYPES[dtype])
+# -- reading -------------------------------------------------------------------------------------------------------------
+def _that_runs(fields: Fields) -> _Numbers:
+    model = parse_config(fields, Fields({}))
+    mla, moe = model.mla, model.moe
+    return _Numbers(
+        hidden=model.hidden_size, heads=model.num_heads, kv=model.kv_shape(model.dtype),
+        latent=_Latent(mla.q_lora_rank, mla.kv_lora_rank, mla.rope_dim, mla.nope_dim, mla.v_dim) if mla else None,
+        dense_size=model.intermediate_size,
+        experts=_Experts(frozenset(model.moe_layers), moe.num_experts, moe.top_k, moe.intermediate_size, moe.shared_size)
+        if moe else None,
+    )
 
 
-def _attention(fields: Fields) -> tuple[int, int]:
+def _of_keys(fields: Fields) -> _Numbers:
+    num_layers, heads = fields.integer("num_hidden_layers", most=MOST_LAYERS), fields.integer("num_attention_heads")
+    hidden, dtype, latent = fields.integer("hidden_size"), fields.dtype(), None
+    if fields.integer("kv_lora_rank", 0, least=0):
+        latent = _Latent(
+            fields.integer("q_lora_rank", 0, least=0), fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim"),
+            fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim"),
+        )
+        kv = KvShape(num_layers, 1, latent.rank + latent.rope_dim, dtype, tiles=1)
+    else:
+        kv_heads = fields.integer("num_key_value_heads", heads)
+        kv = KvShape(num_layers, kv_heads, fields.integer("head_dim", max(1, hidden // heads)), dtype)
+    experts = _experts(fields, num_layers)
+    all_routed = experts is not None and len(experts.layers) == num_layers
+    return _Numbers(hidden, heads, kv, latent, 0 if all_routed else fields.integer("intermediate_size"), experts)
+
+
+def _experts(fields: Fields, num_layers: int) -> _Experts | None:
+    number = next((found for name in _EXPERTS if (found := fields.integer(name, 0, least=0))), 0)
+    first, only_dense = fields.integer("first_k_dense_replace", 0, least=0), {*fields.integers("mlp_only_layers")}
+    every, at = fields.integer("moe_layer_freq", 0, least=0), 0  # layer 0 is one of them
+    if not every:
+        every, at = fields.integer("decoder_sparse_step", 0, least=0) or 1, 1
+    layers = frozenset(layer for layer in range(first, num_layers) if (layer + at) % every == 0) - only_dense
+    if not number or not layers:
+        return None
+    size = fields.integer("moe_intermediate_size", fields.integer("intermediate_size", 1))
+    return _Experts(layers, number, chosen=fields.integer("num_experts_per_tok"), size=size,
+                    shared_size=size * fields.integer("n_shared_experts", 0, least=0))
+
+
+# -- arithmetic ----------------------------------------------------------------------------------------------------------
+def _attention(numbers: _Numbers) -> tuple[int, int]:
     """(heads * (key dim + value dim), weights) of a layer's attention."""
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    latent = fields.integer("kv_lora_rank", 0, least=0)
-    if not latent:
-        dim, kv_heads = _head_dim(fields), fields.integer("num_key_value_heads", heads)
-        return 2 * heads * dim, hidden * dim * (2 * heads + 2 * kv_heads)
-    rope = fields.integer("qk_rope_head_dim")
-    key, value = fields.integer("qk_nope_head_dim") + rope, fields.integer("v_head_dim")
-    query_rank = fields.integer("q_lora_rank", 0, least=0)
-    query = query_rank * (hidden + heads * key) if query_rank else hidden * heads * key
-    unfolded = hidden * (latent + rope) + latent * heads * (key - rope + value)
+    hidden, heads, latent = numbers.hidden, numbers.heads, numbers.latent
+    if latent is None:
+        dim = numbers.kv.head_dim
+        return 2 * heads * dim, hidden * dim * (2 * heads + 2 * numbers.kv.num_kv_heads)
+    key, value = latent.nope_dim + latent.rope_dim, latent.value_dim
+    query = latent.query_rank * (hidden + heads * key) if latent.query_rank else hidden * heads * key
+    unfolded = hidden * (latent.rank + latent.rope_dim) + latent.rank * heads * (latent.nope_dim + value)
     return heads * (key + value), query + unfolded + heads * value * hidden
 
 
-def _mlps(fields: Fields, num_layers: int) -> list[int]:
-    """Weights of each layer's MLP that one token meets: three matrices, of a dense one or of the experts that it is sent
-    to."""
-    experts = next((found for name in _EXPERTS if (found := fields.integer(name, 0, least=0))), 0)
-    first_dense, only_dense = fields.integer("first_k_dense_replace", 0, least=0), {*fields.integers("mlp_only_layers")}
-    frequency = fields.integer("moe_layer_freq", 0, least=0)
-    every = frequency or fields.integer("decoder_sparse_step", 0, least=0) or 1
-
-    def is_dense(layer: int) -> bool:
-        at_turn = (layer if frequency else layer + 1) % every == 0
-        return not experts or layer < first_dense or not at_turn or layer in only_dense
-
-    kinds = [is_dense(layer) for layer in range(num_layers)]
-    hidden = fields.integer("hidden_size")
-    dense = 3 * hidden * fields.integer("intermediate_size") if any(kinds) else 0
-    routed = 0
-    if not all(kinds):
-        width = fields.integer("moe_intermediate_size", fields.integer("intermediate_size", 1))
-        met = fields.integer("num_experts_per_tok") + fields.integer("n_shared_experts", 0, least=0)
-        routed = hidden * experts + 3 * hidden * width * met
-    return [dense if kind else routed for kind in kinds]
-
-
-def _head_dim(fields: Fields) -> int:
-    heads = fields.integer("num_attention_heads")
-    return fields.integer("head_dim", max(1, fields.integer("hidden_size") // heads))
+def _mlp(numbers: _Numbers, layer: int) -> int:
+    """Weights of a layer's MLP that one token meets: three matrices, of a dense one or of the experts that it is sent to."""
+    experts = numbers.experts
+    if experts is None or layer not in experts.layers:
+        return 3 * numbers.hidden * numbers.dense_size
+    return numbers.hidden * experts.number + 3 * numbers.hidden * (experts.size * experts.chosen + experts.shared_size)

@@ -14,7 +14,9 @@ from pdd.commands.plan import text
 from pdd.errors import ModelError
 from pdd.kv.dry_run import NETWORKS, Assumptions, Report, Verdict, dry_run
 from pdd.kv.sharding import ShardSpec
-from pdd.model.sketch import LayerWork, Sketch, kv_shape, sketch
+from pdd.model.config import parse_config
+from pdd.model.fields import Fields
+from pdd.model.sketch import LayerWork, Sketch, sketch
 
 CONFIGS = Path(__file__).parents[2] / "model_configs"
 R1, QWEN = "deepseek-r1", "qwen3-coder-480b-a35b"
@@ -53,7 +55,8 @@ def test_what_a_configuration_says() -> None:
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"num_hidden_layers": 0}, "num_hidden_layers"), ({"qk_rope_head_dim": None}, "qk_rope_head_dim"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers"), ({"model_type": "deepseek_v2", "qk_rope_head_dim": None}, "qk_rope_head_dim"),
+    ({"scoring_func": "softmax"}, "scoring_func"),
     ({"torch_dtype": "int8"}, "int8"), ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
 ])
 def test_a_configuration_that_says_too_little(change: dict[str, Any], said: str) -> None:
@@ -63,8 +66,37 @@ def test_a_configuration_that_says_too_little(change: dict[str, Any], said: str)
 
 
 def test_a_model_without_grouped_heads_has_as_many_as_it_asks_with() -> None:
-    plain = {"num_hidden_layers": 2, "num_attention_heads": 6, "hidden_size": 48}
-    assert dataclasses.astuple(kv_shape(plain)) == (2, 6, 8, "bfloat16", 2)
+    plain = {"num_hidden_layers": 2, "num_attention_heads": 6, "hidden_size": 48, "intermediate_size": 9, "dtype": "float16"}
+    assert dataclasses.astuple(sketch(plain).kv) == (2, 6, 8, "bfloat16", 2)
+
+
+@pytest.mark.parametrize("model", [R1, QWEN])
+def test_of_a_family_that_runs_a_plan_says_what_running_it_would(model: str) -> None:
+    """With everything left out that has a default: a plan of other KV than the nodes have would be a plan for nothing."""
+    optional = {"torch_dtype", "first_k_dense_replace", "moe_layer_freq", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim",
+                "num_experts", "n_routed_experts", "moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers"}
+    config = {name: value for name, value in json.loads((CONFIGS / f"{model}.json").read_text()).items() if name not in optional}
+    runs, outline = parse_config(Fields(config), Fields({})), sketch(config)
+    assert outline.kv == runs.kv_shape(runs.dtype)
+    assert outline.kv.dtype == "float32"
+    assert [index for index, layer in enumerate(outline.layers) if layer == outline.layers[-1]] == [*runs.moe_layers]
+
+
+def test_keys_of_other_families_say_which_layers_have_experts() -> None:
+    """DeepSeek V2 counts from layer 0, Qwen2-MoE ends each round with one; Mixtral's are as wide as its MLP would be."""
+    base = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 100, "num_experts_per_tok": 2}
+    shapes = {
+        "deepseek_v2": {"n_routed_experts": 4, "moe_intermediate_size": 10, "n_shared_experts": 1, "first_k_dense_replace": 1},
+        "qwen2_moe": {"num_experts": 4, "moe_intermediate_size": 10, "decoder_sparse_step": 2},
+        "mixtral": {"num_local_experts": 4},
+    }
+    mlps = {}
+    for family, more in shapes.items():
+        outline = sketch({**base, **more, "model_type": family})
+        mlps[family] = [layer.active_params - 4 * 8 * 8 for layer in outline.layers]
+    dense, gate = 3 * 8 * 100, 8 * 4
+    assert mlps == {"deepseek_v2": [dense, *3 * [gate + 3 * 8 * 30]], "qwen2_moe": 2 * [dense, gate + 3 * 8 * 20],
+                    "mixtral": 4 * [gate + 3 * 8 * 200]}
 
 
 # -- golden -----------------------------------------------------------------------------------------------------------
