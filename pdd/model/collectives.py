@@ -1,4 +1,4 @@
-"""What the ranks of a tensor-parallel group do together while a step runs. The engine makes it (engine/process_group.py).
+"""What the ranks of a tensor-parallel group do together while a step runs. The engine makes it (engine/rank_group.py).
 
 All ranks make the same calls in the same order with tensors of the same shape and type; a call returns when this rank's
 result is there. A model of one rank gets None instead: it has nothing to add up.
@@ -12,7 +12,7 @@ import torch
 
 
 class Collectives(Protocol):
-    """One rank's way to the others. A failure of theirs raises `GroupBroken` (a PddError) or kills this rank."""
+    """One rank's way to the others. Where one of them fails, a call does not return: the daemon ends the whole group."""
 
     @property
     def rank(self) -> int:
