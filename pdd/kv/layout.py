@@ -20,6 +20,17 @@ def pages_of(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size)
 
 
+def heads_divide(num_heads: int, tp: int) -> bool:
+    """Whether `tp` ranks can hold so many KV heads alike: as shares, or, of fewer heads than ranks, as copies."""
+    return num_heads % tp == 0 or tp % num_heads == 0
+
+
+def heads_of_rank(num_heads: int, rank: int, tp: int) -> range:
+    """Heads that `rank` holds: its share, or the one that it has a copy of. Only where `heads_divide`."""
+    first = rank * num_heads // tp
+    return range(first, first + max(1, num_heads // tp))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class KvShape:
     """The KV of one token of a model, before sharding: what two nodes that exchange KV must have in common."""

@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pdd.kv.layout import KvLayout, KvShape
+from pdd.kv.layout import KvLayout, KvShape, heads_divide, heads_of_rank
 
 KV_FIELDS = tuple(field.name for field in dataclasses.fields(KvShape))
 MAX_EXPECTED_UNITS = 1 << 31  # of one attempt; counters are wider, this is the bound both sides agree on
@@ -65,8 +65,7 @@ class ShardSpec(KvShape):
 
     def heads(self, rank: int) -> range:
         """Heads of the model that `rank` holds."""
-        first = rank // self.copies * self.heads_per_rank
-        return range(first, first + self.heads_per_rank)
+        return heads_of_rank(self.num_kv_heads, rank, self.tp)
 
     def replica_set(self, index: int) -> range:
         """Ranks that together hold every head once. `index` is taken modulo the number of sets."""
@@ -220,7 +219,7 @@ def plan_node_writes(
 
 # -- arithmetic -------------------------------------------------------------------------------------------------------
 def _shards_evenly(spec: ShardSpec) -> bool:
-    return spec.tp >= 1 and (spec.num_kv_heads % spec.tp == 0 or spec.tp % spec.num_kv_heads == 0)
+    return spec.tp >= 1 and heads_divide(spec.num_kv_heads, spec.tp)
 
 
 def _overlap(a: range, b: range) -> range:

@@ -2,14 +2,16 @@
 
 Query heads and the inner dimension of MLPs are divided evenly, or not at all; so are KV heads, or each is copied where there
 are more ranks than heads. The vocabulary is padded to a multiple of the ranks. Experts go to ranks whole, as evenly as
-they do.
+they do. Whether a model divides is asked before (model/tensor_parallel.py); here it must.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from pdd.errors import ModelError
+from pdd.kv.layout import heads_divide, heads_of_rank
+
+_REFUSED = "tensor_parallel.refusals should have said so"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -20,24 +22,16 @@ class Shard:
     world: int = 1
 
     def part(self, size: int, what: str) -> slice:
-        """This rank's contiguous share of `size` equal things (query heads, rows of the MLP).
-
-        Raises:
-            ModelError: they do not divide; `what` names them.
-        """
-        if size % self.world:
-            raise ModelError(f"{what} ({size}) does not divide over {self.world} ranks")
+        """This rank's contiguous share of `size` equal things (query heads, rows of the MLP); `what` names them."""
+        assert size % self.world == 0, f"{what} ({size}) over {self.world} ranks: {_REFUSED}"
         share = size // self.world
         return slice(self.rank * share, (self.rank + 1) * share)
 
     def kv_heads(self, num_kv_heads: int) -> slice:
         """This rank's KV heads: its share, or the one head it has a copy of when there are more ranks than heads."""
-        if self.world <= num_kv_heads:
-            return self.part(num_kv_heads, "num_key_value_heads")
-        if self.world % num_kv_heads:
-            raise ModelError(f"{self.world} ranks are no multiple of num_key_value_heads ({num_kv_heads})")
-        head = self.rank // (self.world // num_kv_heads)
-        return slice(head, head + 1)
+        assert heads_divide(num_kv_heads, self.world), f"{num_kv_heads} KV heads over {self.world} ranks: {_REFUSED}"
+        held = heads_of_rank(num_kv_heads, self.rank, self.world)
+        return slice(held.start, held.stop)
 
     def vocab_share(self, vocab_size: int) -> int:
         """Rows of the vocabulary on every rank; the last ranks' may be padding."""

@@ -12,7 +12,7 @@ import functools
 import math
 
 from pdd.errors import ConfigError
-from pdd.kv.layout import DTYPE_BYTES
+from pdd.kv.layout import DTYPE_BYTES, heads_divide
 from pdd.model.architecture import ModelConfig
 from pdd.model.shard import Shard, length
 from pdd.model.tensors import TensorSpec, tensors_of
@@ -28,7 +28,7 @@ def refusals(config: ModelConfig, tp: int) -> tuple[str, ...]:
     if config.moe and config.moe.shared_size:
         divided.append(("the shared experts' intermediate size", config.moe.shared_size))
     found = [f"{name} ({size}) does not divide over {tp} ranks" for name, size in divided if size % tp]
-    if config.num_kv_heads % tp and tp % config.num_kv_heads:
+    if not heads_divide(config.num_kv_heads, tp):
         found.append(f"num_key_value_heads ({config.num_kv_heads}) and {tp} ranks: neither divides the other")
     return tuple(found)
 

@@ -32,11 +32,7 @@ class TensorSpec:
     exact: bool = False  # kept in float32 whatever the model runs in
 
     def kept(self, config: ModelConfig, shard: Shard) -> tuple[slice, ...] | None:
-        """What `shard` keeps, a slice of each dimension; None: nothing.
-
-        Raises:
-            ModelError: the model does not divide over so many ranks.
-        """
+        """What `shard` keeps, a slice of each dimension; None: nothing."""
         whole = tuple(slice(0, size) for size in self.shape)
         match self.division:
             case "copy":

@@ -109,7 +109,7 @@ def load_model(model_dir: str | Path, config: ModelConfig, *, dtype: str, max_co
     """One rank's model, ready to run. dtype: a key of kv.layout.DTYPE_BYTES. progress: of this rank's bytes of the files.
 
     Raises:
-        ModelError: a tensor is missing, mis-shaped, unreadable, or does not divide over the ranks.
+        ModelError: a tensor is missing, mis-shaped or unreadable.
     """
     checkpoint = Checkpoint(Path(model_dir), config)
     try:

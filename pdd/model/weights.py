@@ -18,7 +18,6 @@ class Weights:
 
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, shard: Shard, dtype: torch.dtype,
                  progress: Callable[[int, int], None] | None = None) -> None:
-        """Raises ModelError when the model does not divide over the ranks."""
         self.shard, self.dtype = shard, dtype
         self.param_bytes = 0
         self._checkpoint, self._specs, self._progress = checkpoint, checkpoint.specs, progress

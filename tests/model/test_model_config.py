@@ -261,9 +261,10 @@ def test_slices_of_ranks_tile_the_tensor(model: Path) -> None:
             checkpoint.copy_into(parts[-1], tensor, kept)
         assert torch.equal(torch.cat(parts, dim), whole)
     assert [Shard(rank, 4).kv_heads(2) for rank in range(4)] == [slice(0, 1), slice(0, 1), slice(1, 2), slice(1, 2)]
-    with pytest.raises(ModelError, match="does not divide over 3 ranks"):
+    assert [Shard(rank, 2).kv_heads(4) for rank in range(2)] == [slice(0, 2), slice(2, 4)]
+    with pytest.raises(AssertionError, match=r"num_attention_heads \(4\) over 3 ranks"):
         Shard(0, 3).part(4, "num_attention_heads")
-    with pytest.raises(ModelError, match="no multiple of num_key_value_heads"):
+    with pytest.raises(AssertionError, match="2 KV heads over 3 ranks"):
         Shard(0, 3).kv_heads(2)
 
 
