@@ -23,7 +23,7 @@ from urllib.parse import quote
 from pdd import config_sources
 from pdd.commands.common import Globals, note, print_json
 from pdd.commands.redact import Redactor
-from pdd.control import paths
+from pdd.control import dump_files, paths
 from pdd.errors import ControlError, UsageError
 from pdd.units import counted, show_bytes
 from pdd.version import VERSION
@@ -119,24 +119,13 @@ def _add_dumps(made: _Bundle, directory: Path) -> None:
     """What the daemon has written when it failed, by its own rule of where."""
     import gzip
 
-    found = {path.name: path for folder in _dump_folders(directory) for path in dumps(folder)}
+    folders = dump_files.directories(directory)
+    found = {dump_files.stem(path): path for folder in folders for path in dump_files.kept(folder)}
     for name, path in sorted(found.items()):
-        with _told(made, f"dumps/{name}", path):
-            made.add_document(f"dumps/{name.removesuffix('.json.gz')}", json.loads(gzip.decompress(path.read_bytes())))
+        with _told(made, f"dumps/{path.name}", path):
+            made.add_document(f"dumps/{name}", json.loads(gzip.decompress(path.read_bytes())))
     if not found:
-        made.lacks("dumps/", f"there is none in {' or '.join(map(str, _dump_folders(directory)))}")
-
-
-def _dump_folders(directory: Path) -> list[Path]:
-    logs = os.environ.get("LOGS_DIRECTORY", "").partition(":")[0]
-    return [directory, Path("/var/log/pdd") / directory.name, *([Path(logs)] if logs else [])]
-
-
-def dumps(folder: Path) -> list[Path]:
-    try:
-        return [path for path in folder.iterdir() if path.name.startswith("flight-") and path.name.endswith(".json.gz")]
-    except OSError:
-        return []
+        made.lacks("dumps/", f"there is none in {' or '.join(map(str, folders))}")
 
 
 def _add_settings(options: Globals, made: _Bundle) -> None:

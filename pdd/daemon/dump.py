@@ -1,8 +1,8 @@
 """Writes the flight recorder to a file when something went wrong: a deadline, a step that did not end, a failed engine.
 
 One gzipped pdd.flight/1 document a failure, in the node's log directory under systemd, else in the instance's run
-directory; a few files are kept, and failures that come in a row are told by the first of them. The log names the file.
-What has prompts or tokens in it is never written.
+directory (control/dump_files.py); a few files are kept, and failures that come in a row are told by the first of them.
+The log names the file. What has prompts or tokens in it is never written.
 """
 
 from __future__ import annotations
@@ -13,26 +13,18 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from pdd.control import stories
+from pdd.control import dump_files, stories
 
 MOST_FILES = 8
 LEAST_PAUSE = 60.0  # seconds between two dumps for deadlines
-PREFIX = "flight-"
 _MOST_BYTES = 32 << 20  # of a document, before it is packed
 _LEVEL = 1  # of gzip: a failing node should not compute for long
 
 _log = logging.getLogger("pdd")
-
-
-def directory(instance_dir: Path, env: Mapping[str, str] = os.environ) -> Path:
-    """Where an instance's dumps go. Under systemd: the first directory of LogsDirectory=."""
-    logs = env.get("LOGS_DIRECTORY", "").partition(":")[0]
-    return Path(logs) if logs else instance_dir
 
 
 class Dumps:
@@ -76,20 +68,10 @@ def write(folder: Path, picture: stories.Flight) -> Path:
         body = msgspec.json.encode(msgspec.structs.replace(picture, plans=(), plans_unknown="too much to write"))
     name = re.sub(r"[^\w.-]", "_", picture.name)
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(picture.ts)) + f"{int(picture.ts % 1 * 1000):03d}Z"
-    path = folder / f"{PREFIX}{name}-{stamp}.json.gz"
+    path = folder / dump_files.file_name(name, stamp)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o640)
     with os.fdopen(descriptor, "wb") as file:
         file.write(gzip.compress(body, _LEVEL))
-    for old in kept(folder, name)[:-MOST_FILES]:
+    for old in dump_files.kept(folder, name)[:-MOST_FILES]:
         old.unlink(missing_ok=True)
     return path
-
-
-def kept(folder: Path, name: str = r"[\w.-]+?") -> list[Path]:
-    """The dumps in a directory, the oldest first; of one node, when it is named."""
-    ours = re.compile(rf"{PREFIX}(?:{name})-(\d{{8}}T\d{{9}}Z)\.json\.gz")
-    try:
-        found = [(match[1], path) for path in folder.iterdir() if (match := ours.fullmatch(path.name))]
-    except OSError:
-        return []
-    return [path for _, path in sorted(found)]

@@ -29,7 +29,7 @@ from pdd.api.server import ApiServer
 from pdd.api.service import Limits
 from pdd.api.tls import server_context
 from pdd.config import Config
-from pdd.control import paths
+from pdd.control import dump_files, paths
 from pdd.control.schema import RateWindows
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
@@ -38,7 +38,6 @@ from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.documents import Documents
 from pdd.daemon.drain import Drain
 from pdd.daemon.dump import Dumps
-from pdd.daemon.dump import directory as dump_directory
 from pdd.daemon.engines import Engines
 from pdd.daemon.group import EngineGroup, group_name
 from pdd.daemon.kv_fabric import KvFabric
@@ -118,7 +117,7 @@ class Node:
         self.waterfalls = Waterfalls()
         run_dir = Path(config.control.dir) if config.control.dir else paths.default_run_dir()
         self._run_dir = run_dir
-        self.dumps = Dumps(dump_directory(run_dir / config.node.name))
+        self.dumps = Dumps(dump_files.directory(run_dir / config.node.name))
         self._dumping: set[asyncio.Task[None]] = set()
         self.ledger = Ledger(time.monotonic, keep_prompts=config.debug.show_prompts)
         self.metrics = Metrics(

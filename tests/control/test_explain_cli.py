@@ -16,7 +16,7 @@ import pytest
 
 from pdd.commands import documents as printed
 from pdd.commands.redact import HIDDEN, Redactor
-from pdd.control import schema, stories
+from pdd.control import dump_files, schema, stories
 from pdd.control.client import Client
 from pdd.daemon import dump
 from pdd.errors import AccessDenied, RefusedInState
@@ -164,9 +164,26 @@ def test_the_rest_is_hidden_unless_it_is_not_wanted() -> None:
 def test_only_the_latest_dumps_of_a_node_are_kept(tmp_path: Path) -> None:
     other = dump.write(tmp_path, picture("d0-b", 1.0))
     paths = [dump.write(tmp_path, picture(ts=1796000000.0 + number)) for number in range(12)]
-    assert dump.kept(tmp_path, "d0") == paths[-dump.MOST_FILES:]
+    assert dump_files.kept(tmp_path, "d0") == paths[-dump.MOST_FILES:]
     assert other.exists()
     assert stat.S_IMODE(paths[-1].stat().st_mode) & 0o137 == 0
+
+
+def test_a_dump_of_a_node_with_dots_does_not_push_out_another_ones(tmp_path: Path) -> None:
+    others = [dump.write(tmp_path, picture("d-0", 1796000000.0 + number)) for number in range(2)]
+    for number in range(dump.MOST_FILES):
+        dump.write(tmp_path, picture("d.0", 1796000000.0 + number))
+    assert dump_files.kept(tmp_path, "d-0") == others
+    assert len(dump_files.kept(tmp_path)) == dump.MOST_FILES + 2
+
+
+@pytest.mark.parametrize("env", [{}, {"LOGS_DIRECTORY": "/logs/d0:/logs/more"}])
+def test_a_client_looks_where_the_daemon_writes(env: dict[str, str]) -> None:
+    run = Path("/run/pdd/d0")
+    looked = dump_files.directories(run, env)
+    assert dump_files.directory(run, env) in looked
+    assert {run, Path("/var/log/pdd/d0")} <= {*looked}
+    assert len({*looked}) == len(looked)
 
 
 def test_deadlines_in_a_row_are_one_dump_and_a_full_disk_is_a_line_in_the_log(

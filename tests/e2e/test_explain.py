@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from pdd.control import dump_files
 from pdd.control.client import Client
-from pdd.daemon import dump
 from tests.cluster import PDD, Node, cluster
 from tests.e2e.conftest import complete, error_of, model_name, prompt_of
 
@@ -146,7 +146,7 @@ def test_a_stopped_prefiller_is_named_with_what_is_missing_and_leaves_a_dump_and
     silent = [step for step in ended["steps"] if step["kind"] == "link" and step["state"] == "closing"]
     assert "p0 has been silent for 3 s" in silent[0]["why"]
     dumped = pathlib.Path(ended["dump"])
-    assert dumped in dump.kept(d0.run_dir / "d0")
+    assert dumped in dump_files.kept(d0.run_dir / "d0")
     assert str(dumped) in d0.log
     picture = json.loads(gzip.decompress(dumped.read_bytes()))
     assert row["id"] in picture["why"]

@@ -13,8 +13,8 @@ import urllib.request
 
 import pytest
 
+from pdd.control import dump_files
 from pdd.control.client import Client
-from pdd.daemon import dump
 from tests.cluster import PDD, Node, cluster
 from tests.e2e.conftest import complete, error_of, model_name, prompt_of
 
@@ -61,7 +61,7 @@ def test_a_killed_rank_ends_the_daemon_with_its_reason(both: Node) -> None:
     assert both.process is not None
     assert both.process.wait(10) == 75
     assert "rank 0" in both.log
-    [written] = dump.kept(both.run_dir / both.name)
+    [written] = dump_files.kept(both.run_dir / both.name)
     assert f"flight recorder written to {written}: the node has failed" in both.log
 
 
