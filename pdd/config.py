@@ -379,8 +379,9 @@ class Debug(Section):
     )
     flight_memory: Size = Field(
         default=32 << 20, ge=4 << 20, le=64 << 20,
-        description="Most memory of the flight recorder, half of it for writes, half for states of requests, 4MiB to 64MiB. "
-        "More remembers longer: what is enough depends on the rate of requests.",
+        description="Memory of the flight recorder, at most half of it for writes and a quarter for states of requests, 4MiB "
+        "to 64MiB; the latest states of the whole node take 2 to 5 MB, whatever is set. More remembers longer: what is enough "
+        "depends on the rate of requests.",
     )
 
 
