@@ -146,6 +146,7 @@ def test_requests_and_show_agree_on_both_nodes(nodes: tuple[Node, Node]) -> None
         body = {"model": model_name(d0.url), "prompt": prompt_of(SHORT, 5), "max_tokens": 1500, "ignore_eos": True}
         failing = pool.submit(error_of, d0.url, body)
         request_id = request_of(d0, "running")
+        eventually(lambda: d0.control(f"/v1/requests/{request_id}")["first_token_seconds"] is not None, "no first token")
         listed = next(row for row in d0.control("/v1/requests")["requests"] if row["id"] == request_id)
         shown = d0.control(f"/v1/requests/{request_id}")
         for row in (listed, shown):
