@@ -5,7 +5,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 
+import pytest
+
+from pdd.commands import preflight
+from pdd.config_load import load
 from pdd.control import schema
+from pdd.doctor.peer import local_node
+from pdd.messenger.versions import of_decoder
 from tests.control import fake_daemon
 from tests.control.test_cli import clean
 
@@ -27,3 +33,22 @@ def test_status_and_requests_tell_groups_apart_where_there_are_several(pdd: Pdd,
     assert header.split()[:3] == ["ID", "GROUP", "AGE"]
     assert (first.split()[:2], second.split()[:2]) == (["r-1", "1"], ["r-2", "0"])
     assert "group             1" in clean(pdd("requests", "show", "r-1"), 0).stdout
+
+
+@pytest.mark.parametrize(("sets", "told"), [
+    (["engine.dp=3"], "engine.dp: warning: 3 ranks share the 2 CPUs"), (["engine.dp=2"], ""),
+    (["engine.dp=2", "engine.tp=2"], "engine.tp: warning: 4 ranks share the 2 CPUs"),
+])
+def test_ranks_of_all_groups_are_held_against_the_cpus(monkeypatch: pytest.MonkeyPatch, sets: list[str], told: str) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    config, origins = load(env={}, assignments=sets, demo=True, search=False)
+    found = "\n".join(map(str, preflight.problems(config, origins, demo=True, starting=True)))
+    assert told in found
+    assert bool(told) == ("share the" in found)
+
+
+def test_what_a_node_would_say_of_itself_has_its_groups() -> None:
+    """`pdd check` and `pdd peers compare` ask on behalf of a node that does not run."""
+    config, _ = load(env={}, assignments=["engine.dp=2"], demo=True, search=False)
+    node = local_node(config)
+    assert (node.geometry.groups, node.versions) == (2, of_decoder(2))

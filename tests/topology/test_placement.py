@@ -220,6 +220,14 @@ def test_ranks_on_cpus_are_spread_over_numa_nodes_and_divide_their_cores(
     assert group.why[-1] == f"{ranks} ranks over NUMA nodes 1, 0"
 
 
+@pytest.mark.parametrize(("ranks", "together", "nodes"), [
+    (2, 2, [1, 1]), (4, 4, [1] * 4), (4, 2, [1, 1, 0, 0]), (6, 2, [1] * 4 + [0] * 2), (6, 3, [1] * 3 + [0] * 3),
+])
+def test_ranks_that_compute_together_stay_on_one_numa_node(tmp_path: Path, ranks: int, together: int, nodes: list[int]) -> None:
+    group = of(plan_placement(read(roce, tmp_path), Wanted(devices=(None,) * ranks, together=together)))
+    assert [place.numa for place in group.places] == nodes
+
+
 def test_ranks_that_together_want_more_threads_than_a_node_has_cores_run_anywhere(tmp_path: Path) -> None:
     group = of(plan_placement(read(roce, tmp_path), Wanted(devices=(None,) * 4, threads=3)))
     assert [place.cpus for place in group.places] == [()] * 4

@@ -97,8 +97,9 @@ async def test_without_any_descriptor_a_client_is_turned_away_and_the_loop_sleep
         sock.close()
 
 
-def test_a_node_says_how_many_files_its_settings_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config.model_validate({**_SMALL, "api": {"max_connections": 5000}})
+@pytest.mark.parametrize("ranks", [{"tp": 2}, {"dp": 2}], ids=str)
+def test_a_node_says_how_many_files_its_settings_need(monkeypatch: pytest.MonkeyPatch, ranks: dict[str, int]) -> None:
+    config = Config.model_validate({**_SMALL, "engine": ranks, "api": {"max_connections": 5000}})
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 1024))
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: None)
     with pytest.raises(LimitError, match="1024 open files are too few: these settings need 5144, 5000 of them"):

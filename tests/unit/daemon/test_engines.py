@@ -60,6 +60,14 @@ def test_a_burst_is_spread_though_no_snapshot_has_it_yet() -> None:
     assert [placed[f"r{n}"] for n in range(9)] == [0, 1, 2] * 3
 
 
+def test_what_was_handed_over_since_a_snapshot_takes_room() -> None:
+    inbox, placed = over(FakeEngine(), FakeEngine())
+    inbox.submit(spec("big", length=320))  # 20 of 64 pages
+    for n in range(4):
+        inbox.submit(spec(f"small{n}", length=32))
+    assert list(placed.values()) == [0] + [1] * 4
+
+
 def test_equals_take_turns() -> None:
     first, second = FakeEngine(), FakeEngine()
     inbox, placed = over(first, second)

@@ -28,6 +28,7 @@ IDLE = Room(pages=100, free=100)
         ([Room(100, 60, waiting=1), Room(100, 20, placed=5)], {}, 1),  # nobody there waits: it starts at once
         ([Room(100, 60, placed=8), Room(100, 20)], {}, 1),  # no place in the batch of the first
         ([Room(100, 3), Room(100, 9, placed=7)], {"first": 4}, 1),  # not enough pages in the first now
+        ([Room(100, 3), Room(100, 9, waiting=1)], {"first": 4}, 1),  # it would wait in both
         ([Room(100, -5, waiting=2), Room(100, -4, waiting=3)], {}, 1),  # all are full: less is waited for there
         ([Room(10, 10), Room(100, 2, waiting=4)], {"most": 11}, 1),  # the first can never hold it
         ([Room(10, 10), Room(11, 1)], {"most": 11}, 1),
