@@ -53,6 +53,7 @@ def at_once(url: str, prompts: Sequence[Sequence[int]], **extra: int) -> list:
         return list(pool.map(lambda prompt: complete(url, prompt, **{"max_tokens": 40, **extra}), prompts))
 
 
+@pytest.mark.parametrize("via", ["tcp", pytest.param("local", marks=pytest.mark.slow)])
 def test_two_groups_answer_as_one_node_does_and_both_work(tiny_model, run_dir: pathlib.Path, started, via: str) -> None:
     sets = [*SETS, "kv.num_pages=96", *way_sets(via)]
     p0 = Node("p0", "prefill", tiny_model, run_dir, sets=sets)
