@@ -42,7 +42,7 @@ def loopback(options: FabricOptions, cells: Sequence[Cell], timeout: float) -> I
     with ours, theirs:
         child = subprocess.Popen(
             [sys.executable, "-m", writer.__name__, str(theirs.fileno()), msgspec.json.encode(options).decode()],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs.fileno()], process_group=0,  # ^C is for this end, which then ends that one
         )
         theirs.close()
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import sys
 import time
@@ -154,7 +153,6 @@ def _pages(data: bytes) -> Pages:
 
 def main() -> None:
     """argv: the socket's number, the FabricOptions as JSON. What goes wrong is the reader's to report."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the reader ends this by its goodbye
     options = msgspec.json.decode(sys.argv[2], type=FabricOptions)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), "the reader", timeout=30.0, proved=True)
     try:
