@@ -50,15 +50,20 @@ def raise_limit(config: Config) -> int:
     if _number(soft) < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, most))
     hard = max(hard, soft_limit())
-    wanted = config.api.max_connections or _LEAST_CONNECTIONS
-    needed = _held(config) + wanted
-    if hard < needed:
+    least = needed(config)
+    if hard < least:
         raise LimitError(
-            f"{hard} open files are too few: these settings need {needed}, {wanted} of them for connections of the API",
-            hint=f"set LimitNOFILE={needed} or more in the unit, or `ulimit -n {needed}` in the shell, or a smaller "
+            f"{hard} open files are too few: these settings need {least}, {least - _held(config)} of them for connections of "
+            "the API",
+            hint=f"set LimitNOFILE={least} or more in the unit, or `ulimit -n {least}` in the shell, or a smaller "
             "api.max_connections",
         )
     return hard
+
+
+def needed(config: Config) -> int:
+    """Open files below which a node with these settings does not start."""
+    return _held(config) + (config.api.max_connections or _LEAST_CONNECTIONS)
 
 
 def api_connections(config: Config) -> int:

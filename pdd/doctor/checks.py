@@ -12,7 +12,7 @@ from pdd.doctor.verdict import FAIL, PASS, SKIP, WARN, Check, Verdict
 from pdd.topology import cpus
 from pdd.units import counted, show_bytes
 
-_FILES_NEEDED = 4096  # sockets of clients and peers; a unit has more
+_MANY_FILES = 4096  # sockets of clients and peers; a unit has more
 _LITTLE_DISK, _NO_DISK = 1 << 30, 64 << 20
 
 
@@ -39,11 +39,15 @@ def open_files(facts: Facts) -> Verdict:
     limit = facts.open_files
     if limit is None:
         return Verdict(SKIP, "the limit of open files cannot be read")
-    shown = "unlimited" if limit.soft < 0 else str(limit.soft)
-    if 0 <= limit.soft < _FILES_NEEDED:
-        return Verdict(WARN, f"{shown} files may be open; each client and peer takes one", limit.soft, _FILES_NEEDED,
-                       ("unit: LimitNOFILE=1048576", f"shell: `ulimit -n {_FILES_NEEDED}`"))
-    return Verdict(PASS, f"{shown} files may be open", limit.soft, _FILES_NEEDED)
+    if limit.hard < 0:  # a node raises the soft limit to the hard one
+        return Verdict(PASS, "any number of files may be open", limit.hard, facts.files_needed)
+    fix = ("unit: LimitNOFILE=1048576", f"shell: `ulimit -Hn {_MANY_FILES}`, as root")
+    if limit.hard < facts.files_needed:
+        return Verdict(FAIL, f"{limit.hard} files may be open, these settings need {facts.files_needed}", limit.hard,
+                       facts.files_needed, fix)
+    if limit.hard < _MANY_FILES:
+        return Verdict(WARN, f"{limit.hard} files may be open; each client and peer takes one", limit.hard, _MANY_FILES, fix)
+    return Verdict(PASS, f"{limit.hard} files may be open", limit.hard, facts.files_needed)
 
 
 def huge_pages(facts: Facts) -> Verdict:

@@ -124,6 +124,7 @@ class Facts:
     settings: str = ""  # where they come from
     memlock: Limit | None = None
     open_files: Limit | None = None
+    files_needed: int = 0  # open files without which a node with these settings does not start
     huge: HugePages = HugePages()
     driver: Driver = Driver()
     library: Library = Library()

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pdd import open_files
 from pdd.address import parse_address
 from pdd.config import Config
 from pdd.config_load import credential_path
@@ -73,6 +74,7 @@ def gather(
         topology=topology, findings=placed.findings, role=config.node.role, clock=clock.read(root),
         problems=None if problems is None else tuple(problems), settings=settings,
         memlock=_limit(limits, "Max locked memory"), open_files=_limit(limits, "Max open files"),
+        files_needed=open_files.needed(config),
         huge=_huge_pages(tree), driver=_driver(tree, topology),
         library=library or ask_library(config.fabric.library, config.fabric.provider),
         provider=config.fabric.provider, required=config.fabric.require,
