@@ -35,6 +35,27 @@ def finished(node: Node, request_id: str) -> dict[str, Any]:
     raise RuntimeError(f"{node.name} has no record of {request_id}: {node.log[-2000:]}")
 
 
+def compare(
+    p0: Node, d0: Node, b0: Node, model: str, length: int, pause: float, repeats: int
+) -> dict[str, float]:
+    """Both ways `repeats` times, in turns; which goes first alternates, as the second finds the caches of the first."""
+    pair, alone, hidden, exposed = [], [], [], []
+    for i in range(repeats):
+        for disaggregated in (True, False) if i % 2 else (False, True):
+            time.sleep(pause)
+            if not disaggregated:
+                alone.append(stream(b0, model, prompt_of(length, 100 + i), 1).ttft)
+                continue
+            answer = stream(d0, model, prompt_of(length, 200 + i), 1)
+            pair.append(answer.ttft)
+            record = finished(p0, answer.request_id.split("-", 1)[1])
+            exposed.append(record["exposed_seconds"])
+            hidden.append(record["hidden_ratio"])
+    extra = median([with_pair - without for with_pair, without in zip(pair, alone, strict=True)])
+    return {"pair_ms": median(pair) * 1e3, "both_ms": median(alone) * 1e3, "extra_ms": extra * 1e3,
+            "exposed_ms": median(exposed) * 1e3, "hidden": median(hidden)}
+
+
 def main() -> int:
     parser = arguments(__doc__ or "")
     parser.add_argument("--repeats", type=int, default=7)
@@ -60,23 +81,12 @@ def main() -> int:
         step = median(stream(d0, model, prompt_of(64, 3), 40).gaps())
         for length in (256, 1024, 2000):
             for pause in (0.0, 1.3):
-                pair, alone, hidden, exposed = [], [], [], []
-                for i in range(args.repeats):
-                    time.sleep(pause)
-                    alone.append(stream(b0, model, prompt_of(length, 100 + i), 1).ttft)
-                    time.sleep(pause)
-                    answer = stream(d0, model, prompt_of(length, 200 + i), 1)
-                    pair.append(answer.ttft)
-                    record = finished(p0, answer.request_id.split("-", 1)[1])
-                    exposed.append(record["exposed_seconds"])
-                    hidden.append(record["hidden_ratio"])
-                extra = median([with_pair - without for with_pair, without in zip(pair, alone, strict=True)])
-                rows.append({"prompt": length, "idle_s": pause, "pair_ms": median(pair) * 1e3, "both_ms": median(alone) * 1e3,
-                             "extra_ms": extra * 1e3, "step_ms": step * 1e3, "exposed_ms": median(exposed) * 1e3,
-                             "hidden": median(hidden)})
+                row = compare(p0, d0, b0, model, length, pause, args.repeats)
+                rows.append({"prompt": length, "idle_s": pause, **row, "step_ms": step * 1e3})
+                extra, hidden = row["extra_ms"] / 1e3, row["hidden"]
                 bounds.append((f"{length} tokens after {pause} s: (pair - both) / (decode step + 5 ms)", extra / (step + 0.005), "<=", 1.0))
                 if length == 1024 and not pause:
-                    bounds.append(("share of the transfer hidden at 1,024 tokens", median(hidden), ">=", 0.9))
+                    bounds.append(("share of the transfer hidden at 1,024 tokens", hidden, ">=", 0.9))
     finally:
         for node in nodes:
             node.kill()
