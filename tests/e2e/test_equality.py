@@ -16,7 +16,10 @@ SETS = ["kv.page_size=16", "kv.num_pages=96", "engine.threads=1", "model.dtype=f
 
 
 @pytest.mark.parametrize(
-    ("chunk", "prefillers", "via"), [(16, 1, "tcp"), (40, 2, "tcp"), (2048, 2, "tcp"), (16, 1, "local"), (40, 2, "local")],
+    ("chunk", "prefillers", "via"), [
+        (16, 1, "tcp"), (2048, 2, "tcp"), (40, 2, "local"),
+        pytest.param(40, 2, "tcp", marks=pytest.mark.slow), pytest.param(16, 1, "local", marks=pytest.mark.slow),
+    ],
 )
 def test_every_length_around_a_page_edge_equals_both(
     tiny_model, run_dir: pathlib.Path, chunk: int, prefillers: int, via: str

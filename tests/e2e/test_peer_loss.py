@@ -14,6 +14,14 @@ from tests.e2e.conftest import complete, error_of, model_name, prompt_of, way_se
 
 SETS = ["kv.page_size=16", "kv.num_pages=128", "engine.threads=1", "model.dtype=float32", "engine.max_batch_tokens=32",
         "peers.dead_after=2s"]
+PAUSES = pytest.mark.parametrize(  # over memory in `make test-all`: links and fences are the same code there
+    ("pause", "via"), [
+        pytest.param(0.7, "tcp", id="tcp-shorter-than-suspicion"),
+        pytest.param(4.0, "tcp", id="tcp-longer-than-death"),
+        pytest.param(0.7, "local", id="local-shorter-than-suspicion", marks=pytest.mark.slow),
+        pytest.param(4.0, "local", id="local-longer-than-death", marks=pytest.mark.slow),
+    ],
+)
 
 
 def test_a_killed_prefiller_is_replaced_behind_its_address(tiny_model, run_dir: pathlib.Path, via: str) -> None:
@@ -52,7 +60,7 @@ def test_decodes_go_on_while_a_prefiller_dies_and_another_takes_over(tiny_model,
         nodes["p1"].wait_idle()
 
 
-@pytest.mark.parametrize("pause", [0.7, 4.0], ids=["shorter-than-suspicion", "longer-than-death"])
+@PAUSES
 def test_a_paused_prefiller(tiny_model, run_dir: pathlib.Path, pause: float, via: str) -> None:
     """STOP, not kill: writes that were on their way land late. No page of theirs may be in other hands by then."""
     with cluster(run_dir, tiny_model, prefillers=2, both=1, sets=[*SETS, *way_sets(via)]) as nodes:
@@ -72,7 +80,7 @@ def test_a_paused_prefiller(tiny_model, run_dir: pathlib.Path, pause: float, via
             assert page_sum_holds(nodes[name].wait_idle())
 
 
-@pytest.mark.parametrize("pause", [0.7, 4.0], ids=["shorter-than-suspicion", "longer-than-death"])
+@PAUSES
 def test_a_paused_decoder(tiny_model, run_dir: pathlib.Path, pause: float, via: str) -> None:
     """It may stop in the middle of taking a page, and go on when the prefiller has given that page to another prompt."""
     with cluster(run_dir, tiny_model, both=1, sets=[*SETS, *way_sets(via)]) as nodes:
