@@ -1,7 +1,7 @@
 """Time to first token on idle nodes: a prefiller and a decoder against one node that does both, prompts of 256, 1,024, 2,000 tokens.
 
 Interleaved, one engine thread per node and no pinning, as an operator starts them, warm and after 1.3 s of idleness. The price of
-disaggregation may be one decode step plus 5 ms. Differences are of pairs that ran one after the other, because the machine's speed
+disaggregation may be one decode step, with that prompt's KV, plus 5 ms. Differences are of pairs that ran one after the other, because the machine's speed
 drifts by more than what is measured. Also the share of the transfer that hid under the prefill's compute, from the prefiller's own
 record of each request.
 """
@@ -59,6 +59,7 @@ def compare(
 def main() -> int:
     parser = arguments(__doc__ or "")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 2000], metavar="TOKENS")
     parser.add_argument("--local", action="store_true", help="KV through memory, as nodes of one host do unless told (else tcp)")
     args = parser.parse_args()
     run_dir = pathlib.Path(tempfile.mkdtemp(prefix="pdd-bench-"))
@@ -75,11 +76,11 @@ def main() -> int:
             node.wait_ready(180)
         d0.wait("its prefiller", lambda s: any(p["state"] == "up" for p in s["peers"]), 30)
         model = model_name(b0)
-        for length in (256, 1024, 2000):  # warm every shape on both
+        for length in args.lengths:  # warm every shape on both
             stream(b0, model, prompt_of(length, 1), 12)
             stream(d0, model, prompt_of(length, 1), 12)
-        step = median(stream(d0, model, prompt_of(64, 3), 40).gaps())
-        for length in (256, 1024, 2000):
+        for length in args.lengths:
+            step = median(stream(d0, model, prompt_of(length, 3), 40).gaps())
             for pause in (0.0, 1.3):
                 row = compare(p0, d0, b0, model, length, pause, args.repeats)
                 rows.append({"prompt": length, "idle_s": pause, **row, "step_ms": step * 1e3})

@@ -29,6 +29,8 @@ IDLE = Room(pages=100, free=100)
         ([Room(100, 60, placed=8), Room(100, 20)], {}, 1),  # no place in the batch of the first
         ([Room(100, 3), Room(100, 9, placed=7)], {"first": 4}, 1),  # not enough pages in the first now
         ([Room(100, 3), Room(100, 9, waiting=1)], {"first": 4}, 1),  # it would wait in both
+        ([Room(100, 4), Room(100, 90, placed=8)], {"first": 4}, 0),  # the last free pages will do
+        ([Room(100, 50, placed=1, waiting=9), Room(100, 50, placed=8)], {}, 1),  # those that wait are requests, too
         ([Room(100, -5, waiting=2), Room(100, -4, waiting=3)], {}, 1),  # all are full: less is waited for there
         ([Room(10, 10), Room(100, 2, waiting=4)], {"most": 11}, 1),  # the first can never hold it
         ([Room(10, 10), Room(11, 1)], {"most": 11}, 1),
