@@ -75,7 +75,7 @@ from pdd.version import VERSION
 
 _log = logging.getLogger("pdd")
 _CLOSE_SECONDS = 5.0
-_MOST_CHANGES = 4096  # that are remembered of all parts together: about 2 MB, 5 at the very most
+MOST_CHANGES = 4096  # that are remembered of all parts together: about 2 MB, 5 at the very most
 _DUMPED = ("stalled", "peer_lost", "overrun")  # reasons of an attempt's end for which the flight recorder is written
 _DUMP_SECONDS = 3.0  # that the end of a node waits for that
 _CHANGES_TOLD = 16  # in the log of a node that has failed
@@ -113,7 +113,7 @@ class Node:
         self.decoder: Decoder | None = None
         self.prefiller: Prefiller | None = None
         self.link_context: LinkContext | None = None  # of a node that works with others
-        self.history = History(_MOST_CHANGES, most_bytes=config.debug.flight_memory // 4)
+        self.history = History(MOST_CHANGES, most_bytes=config.debug.flight_memory // 4)
         self.waterfalls = Waterfalls()
         run_dir = Path(config.control.dir) if config.control.dir else paths.default_run_dir()
         self._run_dir = run_dir

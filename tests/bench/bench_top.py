@@ -25,20 +25,10 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-from tests.bench.common import arguments, report
+from tests.bench.common import arguments, cpu_seconds, report, resident_bytes
 from tests.tui import streams
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def resident_bytes() -> int:
-    return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 # -- the daemon --------------------------------------------------------------------------------------------------------
