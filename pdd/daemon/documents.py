@@ -170,7 +170,10 @@ class Documents:
 
     def request(self, wanted: str) -> schema.Request:
         rows, ended = self._rows(), self._node.ledger.finished()
-        found = request_ids.of_one(wanted, {**_names(ended), **{row.id: row.client_request_id for row in rows}})
+        try:
+            found = request_ids.of_one(wanted, {**_names(ended), **{row.id: row.client_request_id for row in rows}})
+        except NoSuchRequest:
+            raise self._unknown(wanted, len(rows)) from None
         if len(found) > 1:
             raise AmbiguousRequest(
                 f"{wanted} has {len(found)} choices: {request_ids.listed(found)}", hint="Name one of them."
@@ -180,6 +183,15 @@ class Documents:
         if live:  # a request before the pages that an earlier attempt of it still holds
             return next((row for row in live if row.kind != "attempt"), live[0])
         return request_rows.finished(ended[request_id], self._context())
+
+    def _unknown(self, wanted: str, num_live: int) -> NoSuchRequest:
+        ledger = self._node.ledger
+        ended = ledger.finished()
+        oldest = next((entry.finished for entry in ended.values() if entry.finished is not None), None)
+        return request_ids.unknown(
+            wanted, live=num_live, ended=len(ended), forgotten=ledger.num_forgotten,
+            oldest_seconds=None if oldest is None else time.monotonic() - oldest, dumps=str(self._node.dumps.folder),
+        )
 
     def _rows(self) -> list[schema.Request]:
         snapshot = self._view.snapshot
@@ -199,7 +211,10 @@ class Documents:
         try:
             found = request_ids.of_one(wanted, live)
         except NoSuchRequest:
-            ended = request_ids.of_one(wanted, _names(self._node.ledger.finished()))
+            try:
+                ended = request_ids.of_one(wanted, _names(self._node.ledger.finished()))
+            except NoSuchRequest:
+                raise self._unknown(wanted, len(live)) from None
             return schema.Cancelled(ids=tuple(ended), cancelled=False)
         reason = RequestCancelled("an operator ended this request on the node")
         hit = [each for each in found if self._node.cancel(each, reason)]

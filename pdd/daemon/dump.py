@@ -31,7 +31,7 @@ class Dumps:
     """Owner: the main loop."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._last = float("-inf")
         self._about: dict[str, str] = {}
 
@@ -49,9 +49,9 @@ class Dumps:
     async def write(self, picture: stories.Flight, request_id: str = "") -> Path | None:
         """On a thread. None, and a line in the log, when it cannot be written."""
         try:
-            path = await asyncio.to_thread(write, self._folder, picture)
+            path = await asyncio.to_thread(write, self.folder, picture)
         except OSError as error:
-            _log.error("the flight recorder could not be written to %s: %s", self._folder, error.strerror or error)
+            _log.error("the flight recorder could not be written to %s: %s", self.folder, error.strerror or error)
             return None
         _log.error("flight recorder written to %s: %s", path, picture.why)
         if request_id:

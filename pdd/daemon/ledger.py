@@ -16,7 +16,7 @@ from pdd.engine.request import EngineEvent, Finished, FinishReason, KvReserved, 
 from pdd.fabric.types import Arrivals
 from pdd.messenger.status import AttemptDone, JobDone
 
-_MOST_FINISHED = 512
+MOST_FINISHED = 512
 _MOST_TRIES = 8  # of one request that are remembered, the latest
 _FINISH = {"": FinishReason.STOP, "cancelled": FinishReason.ABORT}  # of a prefill, by how its job ended
 
@@ -73,6 +73,7 @@ class Ledger:
         self.prompt_tokens = 0  # of all requests that clients had taken
         self._live: dict[str, Entry] = {}
         self._finished: collections.OrderedDict[str, Entry] = collections.OrderedDict()
+        self.num_forgotten = 0  # that ended and are not kept any more
 
     def keep_prompts(self, keep: bool) -> None:
         """Of the requests that come from now on; those that are kept are forgotten when it is off."""
@@ -166,5 +167,6 @@ class Ledger:
     def _keep(self, entry: Entry) -> None:
         self._finished.pop(entry.request_id, None)
         self._finished[entry.request_id] = entry
-        while len(self._finished) > _MOST_FINISHED:
+        while len(self._finished) > MOST_FINISHED:
             self._finished.popitem(last=False)
+            self.num_forgotten += 1
