@@ -22,6 +22,7 @@ _TIMEOUT = 5.0  # seconds, of another node's answer
 _LITTLE = 0.5  # share of the line rate, below which a rail is worth a look
 _COLORS = {"pass": "green", "warn": "yellow", "fail": "red", "skip": "dim"}
 _SETTINGS_DIR = Path("/etc/pdd")
+_BUS = Path("/run/dbus/system_bus_socket")
 
 
 def check(options: Globals, only: str, strict: bool, peers: Sequence[str], under_unit: bool, live: bool,
@@ -204,6 +205,9 @@ def _under_unit(options: Globals, only: str, strict: bool, peers: Sequence[str],
     if not Path("/run/systemd/system").is_dir():
         raise UsageError("--under-unit: systemd does not run this machine, so there is no unit to look from inside of",
                          hint="`pdd check` looks from here, `pdd check --live` asks a running node what it sees.")
+    if not _BUS.exists():  # systemd-run can wait for what it runs, and pass its output on, over the bus alone
+        raise UsageError(f"--under-unit: systemd-run needs the system bus, and there is no {_BUS}",
+                         hint="Install and start dbus (`systemctl start dbus`); `pdd check --live` needs none.")
     if options.instance is None:
         raise UsageError("--under-unit: which node? Give -i NAME, as in pdd@NAME")
     name = f"pdd@{options.instance}.service"
