@@ -292,7 +292,7 @@ class Peers(Section):
     token_credential: str = Field(
         default="",
         description="File with the token that all peers share. A bare name is a systemd "
-        "credential. Needed as soon as an address here is not loopback.",
+        "credential. Needed as soon as an address here is not loopback. A reload reads it again; links that are up stay.",
     )
 
 
@@ -309,7 +309,7 @@ class Api(Section):
     api_keys_credential: str = Field(
         default="",
         description="File with API keys, one a line. A bare name is a systemd credential. "
-        "Needed when the port is not loopback.",
+        "Needed when the port is not loopback. A reload reads it again.",
     )
     tls_cert: str = Field(
         default="",

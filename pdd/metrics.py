@@ -125,7 +125,7 @@ class SnapshotCollector(Collector):
 
     def __init__(self, source: Callable[[], Snapshot], peers: Sequence[str], num_groups: int) -> None:
         self._source = source
-        self._peers = tuple(peers)
+        self.peers = tuple(peers)
         self._num_groups = num_groups
 
     def collect(self) -> Iterator[Metric]:
@@ -186,7 +186,7 @@ class SnapshotCollector(Collector):
         )
         yield _labelled(
             GaugeMetricFamily("pdd_peer_up", "Whether the peer takes work.", labels=["peer"]),
-            [((peer,), float(now.peers.get(peer, False))) for peer in dict.fromkeys([*self._peers, *now.peers])],
+            [((peer,), float(now.peers.get(peer, False))) for peer in dict.fromkeys([*self.peers, *now.peers])],
         )
         yield _labelled(
             GaugeMetricFamily(
@@ -253,7 +253,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._written: Collector = WithVllmNames(self.registry, model) if "vllm" in compat else self.registry
         self._source: Callable[[], Snapshot] = Snapshot
-        self.registry.register(SnapshotCollector(lambda: self._source(), peers, groups))
+        self._collector = SnapshotCollector(lambda: self._source(), peers, groups)
+        self.registry.register(self._collector)
         Gauge(
             "pdd_build_info",
             "Always 1; what runs is in the labels.",
@@ -301,6 +302,10 @@ class Metrics:
         for values in sets:
             counter.labels(*values)
         return counter
+
+    def set_peers(self, peers: Sequence[str]) -> None:
+        """The addresses that are dialled from now on: no others have a series of their own."""
+        self._collector.peers = tuple(peers)
 
     def read_from(self, source: Callable[[], Snapshot]) -> None:
         """Sets who gives the snapshot at each scrape. It must return at once, and from any thread."""

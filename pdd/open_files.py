@@ -50,15 +50,20 @@ def raise_limit(config: Config) -> int:
     if _number(soft) < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, most))
     hard = max(hard, soft_limit())
+    require(config, hard)
+    return hard
+
+
+def require(config: Config, limit: int) -> None:
+    """Returns when these settings can do with `limit` open files. Raises LimitError."""
     least = needed(config)
-    if hard < least:
+    if limit < least:
         raise LimitError(
-            f"{hard} open files are too few: these settings need {least}, {least - _held(config)} of them for connections of "
+            f"{limit} open files are too few: these settings need {least}, {least - _held(config)} of them for connections of "
             "the API",
             hint=f"set LimitNOFILE={least} or more in the unit, or `ulimit -n {least}` in the shell, or a smaller "
             "api.max_connections",
         )
-    return hard
 
 
 def needed(config: Config) -> int:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdd import metrics
 from pdd.api.body import BodyReader
-from pdd.api.edge import Edge
+from pdd.api.edge import ApiKeys, Edge
 from pdd.api.error_response import RETRY_AFTER_SECONDS, status_response
 from pdd.api.generation import Generation
 from pdd.api.schema import ChatBody, CompletionBody
@@ -45,7 +45,7 @@ class ApiSettings:
     version: str  # of pdd, for /version
     max_body_bytes: int = 16 << 20
     body_budget_bytes: int = 256 << 20  # of all bodies that are being read or tokenized
-    api_keys: tuple[str, ...] = ()  # empty: no key is asked for
+    api_keys: ApiKeys = dataclasses.field(default_factory=ApiKeys)
     body_idle_seconds: float = 30.0  # longest wait for the next byte of a body
     body_total_seconds: float = 300.0
     send_timeout_seconds: float = 30.0  # a client that reads nothing for so long is dropped and its request aborted

@@ -24,12 +24,31 @@ _OPEN = ("/health", "/health/")  # probes carry no key
 _log = logging.getLogger("pdd.api")
 
 
+class ApiKeys:
+    """The keys that clients may show; none: no key is asked for. Owner: the main loop."""
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        self.replace(keys)
+
+    def replace(self, keys: Sequence[str]) -> None:
+        """From the next request on; those that were let in go on."""
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def knows(self, key: str) -> bool:
+        digest = hashlib.sha256(key.encode("latin-1")).digest()
+        # Every key is compared, in constant time: the time taken says nothing about any of them.
+        return sum(hmac.compare_digest(digest, expected) for expected in self._digests) > 0
+
+
 class Edge:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, api_keys: Sequence[str], draining: Callable[[], bool]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: ApiKeys, draining: Callable[[], bool]) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._keys = api_keys
         self._draining = draining
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,13 +75,10 @@ class Edge:
             await error_response(full or error)(scope, receive, answer)
 
     def _check_key(self, path: str, headers: Headers) -> None:
-        if not self._digests or path == _OPEN[0] or path.startswith(_OPEN[1]):
+        if not self._keys or path == _OPEN[0] or path.startswith(_OPEN[1]):
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
-        # Every key is compared, in constant time: the time taken says nothing about any of them.
-        known = sum(hmac.compare_digest(digest, expected) for expected in self._digests)
-        if scheme.lower() != "bearer" or not known:
+        if not self._keys.knows(key.strip()) or scheme.lower() != "bearer":
             raise Unauthorized("an API key is needed: Authorization: Bearer KEY, with a key that this node knows")
 
 

@@ -29,6 +29,10 @@ class Room:
         self._idle: dict[asyncio.Transport, None] = {}  # the longest idle first
         self._told_at = -math.inf
 
+    def set_most(self, most: int) -> None:
+        """Those that are open stay; newcomers meet the new bound."""
+        self._most = most
+
     def enter(self, transport: asyncio.Transport) -> bool:
         """Counts a new connection, idle at first. False: there is no room; it was answered and is being closed."""
         if len(self._busy) + len(self._idle) >= self._most:

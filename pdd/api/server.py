@@ -43,9 +43,10 @@ class ApiServer:
         """`sockets`: bound, listening or not; the server closes them. `stop`: the same event that the app got. `tls`: HTTPS."""
         self._sockets = list(sockets)
         self._stop = stop
+        self._room = Room(max_connections)
         config = uvicorn.Config(
             app,
-            http=functools.partial(_Connection, room=Room(max_connections), strangers=Strangers()),  # type: ignore[arg-type]  # it is called
+            http=functools.partial(_Connection, room=self._room, strangers=Strangers()),  # type: ignore[arg-type]  # it is called
             ws="none",
             lifespan="off",
             log_config=None,
@@ -59,6 +60,9 @@ class ApiServer:
         told = logging.getLogger("uvicorn.error")
         told.setLevel(logging.WARNING)  # its tale of starting and stopping is ours to tell
         told.addFilter(_not_of_a_stranger)
+
+    def set_max_connections(self, most: int) -> None:
+        self._room.set_most(most)
 
     async def serve(self) -> None:
         """Returns after `stop`.

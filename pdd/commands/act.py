@@ -56,6 +56,9 @@ def reload(options: Globals, dry_run: bool) -> None:
     word = "would be applied" if document["dry_run"] else "applied"
     found = [(word, document["applied"]), ("needs restart", document["needs_restart"])]
     told = [f"{name}: {', '.join(each['key'] for each in changed)}" for name, changed in found if changed]
+    if document.get("reread"):  # a daemon of before it has none
+        word = "would be read again" if document["dry_run"] else "read again"
+        told.append(f"{word}: the file of {', '.join(document['reread'])}")
     print("; ".join(told) or "nothing has changed")
 
 

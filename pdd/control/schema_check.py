@@ -67,3 +67,4 @@ class Reload(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     applied: tuple[ChangedSetting, ...] = ()
     needs_restart: tuple[ChangedSetting, ...] = ()
+    reread: tuple[str, ...] = ()  # settings whose credential file holds something else than before; it is in force

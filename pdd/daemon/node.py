@@ -25,6 +25,7 @@ from pathlib import Path
 from pdd import config_load, open_files
 from pdd.address import parse_address
 from pdd.api.app import ApiSettings, create_app
+from pdd.api.edge import ApiKeys
 from pdd.api.server import ApiServer
 from pdd.api.service import Limits
 from pdd.api.tls import server_context
@@ -34,6 +35,7 @@ from pdd.control.schema import RateWindows
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
 from pdd.daemon import flight, loading, placing
+from pdd.daemon.credentials import Credentials
 from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.documents import Documents
 from pdd.daemon.drain import Drain
@@ -140,6 +142,7 @@ class Node:
         self._dispatch = Dispatch()
         for consumer in (self.ledger.engine_event, self._service.engine_event, self.meter.engine_event):
             self._dispatch.add(consumer)
+        self._api_keys = ApiKeys()
         self._control: ControlServer | None = None
         self._api: ApiServer | None = None
         self._api_task: asyncio.Task[None] | None = None
@@ -170,9 +173,8 @@ class Node:
 
     async def _bind(self) -> None:
         config = self.config
-        keys = config_load.read_credential(config.api.api_keys_credential, "api.api_keys_credential")
-        token = config_load.read_credential(config.peers.token_credential, "peers.token_credential")
-        self._token = token[0].get_secret_value().encode() if token else None
+        self.credentials = Credentials.read(config)
+        self._api_keys.replace(self.credentials.api_keys)
         tls = config_load.tls_files(config.api)
         sockets = ControlSockets.bind(self._run_dir, config.node.name, config.control.group)
         self._control = ControlServer(self.documents, sockets)
@@ -181,8 +183,7 @@ class Node:
             self._peer_socket = bind_tcp(config.peers.listen, "peers.listen")
         stop = asyncio.Event()
         settings = ApiSettings(
-            version=self.version, max_body_bytes=config.api.max_body,
-            api_keys=tuple(key.get_secret_value() for key in keys),
+            version=self.version, max_body_bytes=config.api.max_body, api_keys=self._api_keys,
         )
         app = create_app(self._service, settings, stop=stop, serve_generation=config.node.role != "prefill")
         self._api = ApiServer(
@@ -274,7 +275,9 @@ class Node:
         if fabric is None:
             return
         engine = self._engines
-        context = self.link_context = fabric.link_context(config, self.epoch, self.version, self._token, self.history)
+        context = self.link_context = fabric.link_context(
+            config, self.epoch, self.version, self.credentials.peer_token, self.history
+        )
         if config.node.role == "decode":
             self.decoder = Decoder(
                 context, [parse_address(peer) for peer in config.peers.static], engine, fabric.planner,
@@ -299,6 +302,22 @@ class Node:
             prefill_stall_timeout=peers.prefill_stall_timeout, max_attempts=peers.max_attempts,
             local_fallback=self.config.scheduler.local_prefill_fallback,
         )
+
+    def take_credentials(self, new: Credentials) -> None:
+        """For whoever asks from now on: open requests and links have shown theirs."""
+        self.credentials = new
+        self._api_keys.replace(new.api_keys)
+        if self.link_context is not None:
+            self.link_context.take_token(new.peer_token)
+
+    def take_peers(self) -> None:
+        """peers.static has changed: who is dialled, whose metrics are there, and how many clients may be connected."""
+        static = self.config.peers.static
+        if self.decoder is not None:
+            self.decoder.peers.set_members([parse_address(peer) for peer in static])
+        self.metrics.set_peers(static)
+        if self._api is not None:
+            self._api.set_max_connections(open_files.api_connections(self.config))
 
     def _open_for_requests(self) -> None:
         config, rank = self.config, self.groups[0].ranks[0].ready

@@ -3,8 +3,8 @@
     read the same sources again -> refuse all of it for any mistake -> apply what is live -> tell the rest
 
 What is live is marked in the config model (`config.LIVE`), and APPLY has an entry for each such setting and for no other. A
-setting that needs a restart keeps its old value in `node.config`, so the next reload tells of it again. Files that
-settings name (credentials, model) are not read again.
+setting that needs a restart keeps its old value in `node.config`, so the next reload tells of it again. Of the files that
+settings name, those with API keys and the token of peers are read again, all or none; certificate and model are not.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pdd import config as model
-from pdd import log, sdnotify
-from pdd.address import parse_address
+from pdd import log, open_files, sdnotify
 from pdd.config import Config
 from pdd.config_load import Origins, explained
 from pdd.control import schema_check
 from pdd.daemon.reach import addresses_towards, choose_source, mixed_families
-from pdd.errors import ConfigError, PddError, RefusedInState
+from pdd.errors import ConfigError, LimitError, PddError, RefusedInState
 
 if TYPE_CHECKING:
     from pdd.daemon.node import Node
@@ -99,12 +100,18 @@ class Reloader:
         node = self._node
         new, origins = await asyncio.to_thread(self._reread)
         await asyncio.to_thread(self._check_reach, new)
+        credentials = await asyncio.to_thread(node.credentials.again, node.config, new)
         keys = changes(node.config, new)
         live = [key for key in keys if key in APPLY]
+        after = taken_over(node.config, new, live)
+        if after.peers.static != node.config.peers.static:
+            _require_files(after)
         document = _document(node.config, new, live, [key for key in keys if key not in APPLY], dry_run)
+        document = msgspec.structs.replace(document, reread=node.credentials.changed(credentials))
         if dry_run:
             return document
-        node.config = taken_over(node.config, new, live)
+        node.take_credentials(credentials)
+        node.config = after
         node.origins = {**node.origins, **{key: origins[key] for key in live}}
         for apply in dict.fromkeys(APPLY[key] for key in live):
             apply(node)
@@ -124,6 +131,14 @@ class Reloader:
             raise ConfigError(why, hint="Restart the node for that, or set fabric.bind.")
 
 
+def _require_files(new: Config) -> None:
+    """As many prefillers must have their connections. Raises ConfigError."""
+    try:
+        open_files.require(new, open_files.soft_limit())
+    except LimitError as error:
+        raise ConfigError(f"peers.static: {error.message}", hint=f"Name fewer, or restart the node: {error.hint}.") from None
+
+
 def _document(old: Config, new: Config, live: list[str], rest: list[str], dry_run: bool) -> schema_check.Reload:
     before, after = (explained(each, {})["settings"] for each in (old, new))
 
@@ -137,6 +152,7 @@ def summary(document: schema_check.Reload) -> str:
     """applied: log.level; needs restart: kv.page_size"""
     parts = [("applied", document.applied), ("needs restart", document.needs_restart)]
     told = [f"{word}: {', '.join(each.key for each in found)}" for word, found in parts if found]
+    told += [f"read again: the file of {', '.join(document.reread)}"] if document.reread else []
     return "; ".join(told) or "nothing has changed"
 
 
@@ -158,8 +174,7 @@ def _decoder(node: Node) -> None:
 
 
 def _members(node: Node) -> None:
-    if node.decoder is not None:
-        node.decoder.peers.set_members([parse_address(peer) for peer in node.config.peers.static])
+    node.take_peers()
 
 
 def _level(node: Node) -> None:

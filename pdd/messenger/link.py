@@ -87,9 +87,9 @@ class Pulse:
     progress: tuple[tuple[int, int], ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class LinkContext:
-    """What all links of a node share."""
+    """What all links of a node share. Only `take_token` changes it."""
 
     node: LocalNode
     fabric: FabricPort
@@ -102,6 +102,10 @@ class LinkContext:
     threads: Executor = dataclasses.field(  # for fabric calls that may take long; ends with the last link
         default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="fabric-call")
     )
+
+    def take_token(self, token: bytes | None) -> None:
+        """For handshakes from now on; a link that is up has proved the one of its time, and stays."""
+        self.node = dataclasses.replace(self.node, token=token)
 
 
 class PeerLink:

@@ -8,12 +8,13 @@ import logging
 import openai
 import pytest
 
+from pdd.api.edge import ApiKeys
 from pdd.api.service import Health
 from pdd.errors import NotReady
 from tests.api.conftest import SETTINGS, Node, running
 from tests.api.fakes import FakeService
 
-LOCKED = dataclasses.replace(SETTINGS, api_keys=("key-one", "ключ"))
+LOCKED = dataclasses.replace(SETTINGS, api_keys=ApiKeys(("key-one", "ключ")))
 
 
 async def test_ready(node: Node) -> None:

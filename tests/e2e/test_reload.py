@@ -7,6 +7,8 @@ import signal
 import socket
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -112,5 +114,86 @@ def test_a_reload_applies_what_can_be_and_refuses_a_wrong_file_as_a_whole(
         systemd.heard()
         until(lambda: "WATCHDOG=1" in systemd.heard())
         assert node.stop() == 0
+    finally:
+        node.kill()
+
+
+def test_keys_and_token_are_read_again_and_a_file_that_cannot_be_read_changes_nothing(
+    tiny_model: pathlib.Path, run_dir: pathlib.Path
+) -> None:
+    keys, token = run_dir / "keys", run_dir / "token"
+    for file, text in ((keys, "old-key\n"), (token, "old-token\n")):
+        file.touch(0o600)
+        file.write_text(text)
+    sets = [*SETS, f"api.api_keys_credential={keys}", f"peers.token_credential={token}", "peers.connect_timeout=1s"]
+    p0 = Node("p0", "prefill", tiny_model, run_dir, sets=sets)
+    d0 = Node("d0", "decode", tiny_model, run_dir, peers=[p0.peer_address], sets=sets)
+    client = Client(run_dir / "d0", timeout=30.0)
+
+    def status_with(key: str) -> int:
+        request = urllib.request.Request(f"{d0.url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    def link() -> str:
+        return str(d0.status()["peers"][0]["state"])
+
+    try:
+        p0.start()
+        d0.start().wait_ready()
+        until(lambda: link() == "up")
+        assert (status_with("old-key"), status_with("new-key")) == (200, 401)
+        assert client.post("/v1/reload")["reread"] == []
+
+        keys.write_text("new-key\nolder-key\n")
+        assert client.post("/v1/reload", {"dry_run": True})["reread"] == ["api.api_keys_credential"]
+        assert (status_with("old-key"), status_with("new-key")) == (200, 401)
+        done = client.post("/v1/reload")
+        assert (done["reread"], done["applied"], done["needs_restart"]) == (["api.api_keys_credential"], [], [])
+        assert (status_with("old-key"), status_with("new-key"), status_with("older-key")) == (401, 200, 200)
+        assert "new-key" not in str(done) + d0.log
+
+        token.write_text("new-token\n")  # both nodes have this file; a link that is up stays, a new one needs the new token
+        assert client.post("/v1/reload", {"dry_run": True})["reread"] == ["peers.token_credential"]
+        assert p0.stop() == 0
+        p0.start()
+        until(lambda: link() == "auth", 30)
+        d0.signal(signal.SIGHUP)
+        until(lambda: link() == "up", 30)
+        assert "read again: the file of peers.token_credential" in d0.log
+
+        keys.write_text("\n")
+        token.write_text("third\n")
+        with pytest.raises(ConfigError, match="is empty"):
+            client.post("/v1/reload")
+        assert status_with("new-key") == 200
+        keys.write_text("new-key\nolder-key\n")
+        assert client.post("/v1/reload")["reread"] == ["peers.token_credential"]
+        assert link() == "up"
+    finally:
+        d0.kill()
+        p0.kill()
+
+
+def test_more_prefillers_than_open_files_allow_are_refused(tiny_model: pathlib.Path, run_dir: pathlib.Path) -> None:
+    file = run_dir / "pdd.toml"
+    peers = [f"127.0.0.1:{port}" for port in range(20000, 20060)]
+    file.write_text(f"[peers]\nstatic = {peers[:2]}\n".replace("'", '"'))
+    node = Node("d0", "decode", tiny_model, run_dir, sets=SETS)
+    node.argv = ["prlimit", "--nofile=400:400", *node.argv, "--config", str(file)]
+    try:
+        node.start().wait_ready()
+        client = Client(run_dir / "d0", timeout=30.0)
+        file.write_text(f"[peers]\nstatic = {peers}\n".replace("'", '"'))
+        with pytest.raises(ConfigError, match=r"peers\.static: 400 open files are too few: these settings need 648"):
+            client.post("/v1/reload")
+        assert len(node.status()["peers"]) == 2
+        file.write_text(f"[peers]\nstatic = {peers[1:3]}\n".replace("'", '"'))
+        assert [each["key"] for each in client.post("/v1/reload")["applied"]] == ["peers.static"]
+        text = client.text("/v1/metrics")
+        assert [f'pdd_peer_up{{peer="{peer}"}}' in text for peer in peers[:4]] == [False, True, True, False]
     finally:
         node.kill()

@@ -71,6 +71,12 @@ def test_everything_is_there_at_zero() -> None:
     assert found["pdd_peer_up", (("peer", "p0"),)] == 0
 
 
+def test_peers_that_are_no_longer_dialled_have_no_series() -> None:
+    metrics = Metrics(peers=["p0", "p1"])
+    metrics.set_peers(["p1", "p2"])
+    assert {labels for name, labels in samples(metrics) if name == "pdd_peer_up"} == {(("peer", "p1"),), (("peer", "p2"),)}
+
+
 def test_every_label_set_exists_before_its_first_event() -> None:
     metrics = Metrics()
     metrics.sees_way("odd")
