@@ -3,23 +3,18 @@ unit started, crashed, misconfigured, stopped, the package upgraded, removed and
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from pdd.version import VERSION
-from tests.ops.conftest import eventually
-from tests.ops.machine import Machine, machine
+from tests.ops.conftest import ASK, UNIT, eventually, status
+from tests.ops.machine import Machine
 from tests.tree.imports import ROOT
-
-UNIT = "pdd@b0.service"
 
 
 # -- make install ------------------------------------------------------------------------------------------------------
@@ -84,41 +79,6 @@ def test_nothing_is_started_or_enabled_by_the_package() -> None:
 
 
 # -- the package on a machine ------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def deb(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """PDD_TEST_DEB if it is set, else built here, which takes a minute or two and an index."""
-    if given := os.environ.get("PDD_TEST_DEB"):
-        return pathlib.Path(given).resolve()
-    if shutil.which("dpkg-deb") is None:
-        pytest.skip("dpkg-deb is not here: a Debian package is built on Debian")
-    done = subprocess.run([str(ROOT / "tools/pack.sh"), "deb"], env={**os.environ, "PYTHON": "/usr/bin/python3"}, capture_output=True,
-                          text=True, check=False, timeout=1500)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    [built] = (ROOT / "dist").glob("pdd-node_*.deb")
-    return built
-
-
-@pytest.fixture(scope="module")
-def host(deb: pathlib.Path, tiny_model: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    with machine(tmp_path_factory.mktemp("machine")) as found:
-        shutil.copy(deb, found.shared / "pdd-node.deb")
-        shutil.copytree(tiny_model, found.shared / "tiny")
-        found.run("rm -rf /opt/pdd /etc/pdd /usr/local/bin/pdd; mkdir -p /srv && cp -r /shared/tiny /srv/tiny && chmod -R a+rX /srv")
-        yield found
-
-
-def status(host: Machine) -> dict[str, object]:
-    found: dict[str, object] = json.loads(host.out("pdd -i b0 status --json"))
-    return found
-
-
-ASK = """python3 -c '
-import json, urllib.request
-body = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode()
-request = urllib.request.Request("http://127.0.0.1:8000/v1/completions", body, {"Content-Type": "application/json"})
-print(json.load(urllib.request.urlopen(request, timeout=20))["usage"]["completion_tokens"])'"""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_package_from_installation_to_purge(host: Machine) -> None:
