@@ -154,8 +154,10 @@ def _wait(options: Globals, wanted: str) -> dict[str, Any]:
                 raise
         if deadline is not None and time.monotonic() >= deadline:
             why = "no daemon answers" if last is None else f"it is {last['state']}"
-            reasons = "; ".join(last["reasons"]) if last else ""
-            raise TimedOut(f"not {wanted} within {options.timeout:g} s: {why}", hint=reasons)
+            unit = f"pdd@{options.instance or 'NAME'}"
+            absent = f"`systemctl status {unit}` and `journalctl -u {unit}` say why it does not start"
+            hint = "; ".join(last["reasons"]) if last else absent
+            raise TimedOut(f"not {wanted} within {options.timeout:g} s: {why}", hint=hint)
         time.sleep(_POLL_SECONDS)
 
 

@@ -38,7 +38,8 @@ def bind_tcp(text: str, key: str) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(
                 f"{key}: {address} is in use; nothing was loaded",
-                hint=f"`ss -ltnp 'sport = :{address.port}'` shows who has it; choose another with {_FLAGS[key]} HOST:PORT",
+                hint=f"`ss -ltnp 'sport = :{address.port}'` shows who has it; choose another by {key} in the "
+                     f"settings, or {_FLAGS[key]} HOST:PORT",
             ) from None
         if error.errno == errno.EACCES:
             raise ConfigError(f"{key}: {address} is not permitted", hint="ports below 1024 need a privilege") from None

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from pdd.address import parse_address
 from pdd.control import schema_check
 from pdd.doctor import gather
 from pdd.doctor.facts import Library
+from pdd.doctor.peer import result
 from pdd.doctor.report import chosen, judge
+from pdd.doctor.verdict import FAIL, PASS, WARN
+from pdd.messenger.status import PeerStatus
+from pdd.units import show_duration
 
 if TYPE_CHECKING:
     from pdd.daemon.node import Node
@@ -19,7 +24,22 @@ async def report(node: Node) -> schema_check.CheckReport:
     facts = await asyncio.to_thread(
         gather.gather, node.config, (), "the running node", library=_library(node), placement=node.placement
     )
-    return schema_check.CheckReport(checks=tuple(judge(facts, chosen(()))))
+    links = (_link(status) for status in node.view.dialled())
+    return schema_check.CheckReport(checks=(*judge(facts, chosen(())), *links))
+
+
+def _link(status: PeerStatus) -> schema_check.CheckResult:
+    """D070 of a prefiller, as this node's link to it is; nobody is called."""
+    address, since = parse_address(status.address), show_duration(status.age_seconds)
+    if status.state == "up":
+        drains = ", it drains" if status.draining else ""
+        return result("D070", address, PASS, f"the link to {status.name} is up for {since}{drains}")
+    level = WARN if status.state in ("suspect", "connecting") else FAIL
+    why = f": {status.last_error}" if status.last_error else ""
+    return result("D070", address, level, f"the link is {status.state} for {since}{why}", fix=(
+        f"`pdd check --peer {address}` calls at it from here",
+        "there: `systemctl status 'pdd@*'`, `pdd status`; a process that is stopped or swaps is silent, too",
+    ))
 
 
 def _library(node: Node) -> Library | None:

@@ -49,7 +49,7 @@ class Chooser:
                 f"no prefiller can hold the KV of the {num_tokens} tokens of this prompt: {limits}",
                 hint="shorten the prompt", param="prompt",
             )
-        before = f"; attempt {tries.num_failed} failed: {tries.last}" if tries.num_failed else ""
+        before = f"; its try {tries.num_failed} failed: {tries.last}" if tries.num_failed else ""
         return NoPrefiller(
             f"no prefiller can take this request: {self.peers.explain()}{before}", hint="see `pdd peers` on this node"
         )

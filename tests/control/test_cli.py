@@ -144,7 +144,9 @@ def test_wait_ready_times_out_with_the_reason(pdd: Pdd, daemon: Daemon) -> None:
     daemon.source.state = "loading"
     result = clean(pdd("status", "--wait", "ready", "--timeout", "300ms"), 6)
     assert "not ready within 0.3 s: it is loading [E360]. it is loading" in result.stderr
-    assert "no daemon answers" in clean(pdd("-i", "nope", "status", "--wait", "ready", "--timeout", "300ms"), 6).stderr
+    absent = clean(pdd("-i", "nope", "status", "--wait", "ready", "--timeout", "300ms"), 6).stderr
+    assert "no daemon answers" in absent
+    assert "journalctl -u pdd@nope" in absent
 
 
 def test_a_timeout_that_no_clock_holds_is_a_mistake(pdd: Pdd) -> None:

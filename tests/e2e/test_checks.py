@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -58,6 +59,19 @@ def test_a_pair_is_called_at_pinged_and_compared(tiny_model: pathlib.Path, run_d
         assert code == 0, found
         assert levels(found)["D050"] == "pass"
         assert levels(found)["D034"] == "pass"
+        assert levels(found)["D070"] == "pass"
+        try:  # a prefiller that hangs is found by that alone
+            p0.signal(signal.SIGSTOP)
+            d0.wait("a lost link", lambda s: s["peers"][0]["state"] == "down", 30)
+            code, found = pdd(d0, "check", "--live")
+            [row] = [row for row in found["checks"] if row["level"] == "fail"]
+            assert (code, row["id"]) == (7, "D070")
+            assert p0.peer_address in row["message"]
+            assert "the link is down" in row["message"]
+            assert ("silent" in row["message"]) or ("handshake" in row["message"])
+            assert any("systemctl status" in fix for fix in row["fix"])
+        finally:
+            p0.signal(signal.SIGCONT)
 
 
 @pytest.mark.slow

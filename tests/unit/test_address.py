@@ -48,7 +48,7 @@ def test_any_free_port_is_for_listening_only() -> None:
         for key, flag in (("api.listen", "--listen"), ("peers.listen", "--peer-listen")):
             with pytest.raises(AddressInUse, match=f"127.0.0.1:{port} is in use") as caught:
                 bind_tcp(f"127.0.0.1:{port}", key)
-            assert f"choose another with {flag} HOST:PORT" in caught.value.hint
+            assert f"in the settings, or {flag} HOST:PORT" in caught.value.hint
             assert f"`ss -ltnp 'sport = :{port}'`" in caught.value.hint
 
 
