@@ -34,7 +34,8 @@ step_timeout = "4s"
 @pytest.fixture(scope="module")
 def served(host: Machine) -> Machine:
     """The package is installed and its unit runs."""
-    host.run("dpkg -i /shared/pdd-node.deb", timeout=300)
+    told = host.run("dpkg -i /shared/pdd-node.deb", timeout=300).stdout
+    assert "nothing runs yet; cp /etc/pdd/pdd.toml" in told  # what to do next
     (host.shared / "b0.toml").write_text(SETTINGS)
     host.run("cp /shared/b0.toml /etc/pdd/b0.toml")
     # Shorter than the unit's minute, and a limit that a machine can have without privileges over its host.
@@ -91,6 +92,7 @@ def test_a_rank_that_hangs_in_a_step_ends_the_node_which_is_started_again(served
 def test_a_node_that_makes_no_progress_is_aborted_by_the_watchdog_and_started_again(served: Machine) -> None:
     before = lives(served)
     main = served.show(UNIT, "MainPID")
+    assert main != "0", "no node runs"
     served.run(f"kill -STOP {main}")  # its main loop and its engine; systemd's SIGABRT comes with a SIGCONT
     eventually("restart", lambda: lives(served) == before + 1 and served.show(UNIT, "ActiveState") == "active", 60)
     eventually("the stacks of all threads", lambda: "Fatal Python error: Aborted" in journal(served) and "run_forever" in journal(served), 10)
