@@ -263,12 +263,10 @@ def rates_row(cell: Cell, found: dict[str, Any], rates: dict[str, list[float]], 
 
 
 def judge(cell: Cell, rates: dict[str, list[float]], bounds: Bounds) -> None:
-    def over(name: str) -> float:
-        return median([ours / theirs for ours, theirs in zip(rates["pdd tcp"], rates[name], strict=True)])
-
-    def bound(name: str, least: float) -> None:
-        if name in rates and "pdd tcp" in rates:
-            bounds.append((f"{cell.name}: pdd of {name}", over(name), ">=", least))
+    def bound(name: str, least: float, ours: str = "pdd tcp") -> None:
+        if name in rates and ours in rates:
+            over = median([mine / theirs for mine, theirs in zip(rates[ours], rates[name], strict=True)])
+            bounds.append((f"{cell.name}: {ours} of {name}", over, ">=", least))
 
     if cell.page_bytes >= 1 << 20:
         bound("NIXL tcp", 0.95)
@@ -278,6 +276,10 @@ def judge(cell: Cell, rates: dict[str, list[float]], bounds: Bounds) -> None:
     else:
         bound("NIXL tcp", {4096: 1.5, 16384: 1.3, 65536: 1.3}.get(cell.page_bytes, 1.0))
         bound("Mooncake", 2.0)
+        if cell.page_bytes <= 64 << 10:
+            bound("NIXL cma", 1.5 if cell.page_bytes == 4096 else 1.2, "pdd local")
+    if cell.page_bytes >= 64 << 10:
+        bound("memcpy", 0.85, "pdd local")
 
 
 def measure_latency(args: argparse.Namespace, rows: list[dict[str, Any]], bounds: Bounds) -> None:
