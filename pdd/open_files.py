@@ -30,6 +30,7 @@ _PLENTY = 1 << 20  # some programs look at every number below the limit
 _OWN = 64  # listeners, fabric, libraries, files of a node without ranks and peers
 _OF_A_RANK = 8
 _OF_A_PEER = 8  # its link and the connections of its fabric
+_CALLERS = 32  # decoders that a prefiller keeps room for beside clients of its API; more may come while there is room
 _SHED_AT_ONCE = 64
 _TOLD_SECONDS = 60.0
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -82,7 +83,8 @@ def _number(limit: int) -> int:
 
 def _held(config: Config) -> int:
     """Descriptors that are no connections of API clients."""
-    return RESERVED + _OWN + _OF_A_RANK * config.engine.num_ranks + _OF_A_PEER * len(config.peers.static)
+    num_peers = len(config.peers.static) + (_CALLERS if config.peers.listen else 0)
+    return RESERVED + _OWN + _OF_A_RANK * config.engine.num_ranks + _OF_A_PEER * num_peers
 
 
 class Listener(socket.socket):

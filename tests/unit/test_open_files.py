@@ -114,6 +114,16 @@ def test_ranks_of_all_groups_have_files(monkeypatch: pytest.MonkeyPatch) -> None
     assert left(tp=4) == left(tp=2, dp=2) == left(dp=4) < left(tp=2)
 
 
+def test_clients_of_the_api_leave_room_for_peers_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(**peers: object) -> int:
+        return open_files.api_connections(Config.model_validate({**_SMALL, "peers": peers}))
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    alone = left()
+    assert left(static=["10.0.0.1:7700"]) == alone - 8
+    assert left(listen="127.0.0.1:7700") == alone - 8 * 32  # decoders that will call
+
+
 def test_the_soft_limit_is_raised_and_the_api_gets_what_is_left(limit: int) -> None:
     config = Config.model_validate(_SMALL)
     assert open_files.raise_limit(config) > limit
