@@ -2,7 +2,7 @@
 exit code.
 
 Global options may stand before or after the command: `split` takes them out. A command without options of its own
-runs at once; everything else, and all help, goes through Typer (commands/tree.py), which takes longer to import than
+runs at once; everything else, and all help, goes through Typer (commands/tree/), which takes longer to import than
 `pdd status` may take.
 """
 
@@ -99,7 +99,7 @@ def dispatch(words: list[str]) -> int:
     if len(rest) == 1 and rest[0] in _PLAIN:
         _plain(options, rest[0])
         return EXIT_OK
-    from pdd.commands.tree import app
+    from pdd.commands.tree.program import app
 
     try:
         result = app(rest, obj=options, prog_name="pdd", standalone_mode=False)

@@ -53,9 +53,9 @@ class Command:
 
 def commands() -> list[Command]:
     """The tree, from the root on."""
-    from pdd.commands import tree
+    from pdd.commands.tree import program
 
-    return list(_walk(typer.main.get_command(tree.app), ""))
+    return list(_walk(typer.main.get_command(program.app), ""))
 
 
 def _walk(command: Any, path: str) -> Iterator[Command]:

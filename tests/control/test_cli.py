@@ -20,8 +20,8 @@ import pytest
 import typer
 
 from pdd import cli
-from pdd.commands import tree
 from pdd.commands.common import Globals
+from pdd.commands.tree import program
 from pdd.control import paths, schema
 from pdd.errors import UsageError
 from pdd.version import VERSION
@@ -386,7 +386,7 @@ def every_command() -> Iterator[tuple[list[str], Any]]:
         for name, child in getattr(command, "commands", {}).items():
             yield from walk(child, [*path, name])
 
-    return walk(typer.main.get_command(tree.app), [])
+    return walk(typer.main.get_command(program.app), [])
 
 
 @pytest.mark.parametrize(("path", "command"), [pytest.param(path, command, id=" ".join(path)) for path, command in every_command()])

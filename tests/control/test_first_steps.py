@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import typer
 
-from pdd.commands import tree
+from pdd.commands.tree import program
 from pdd.control import paths, schema
 from pdd.control.client import Client
 from pdd.errors import AccessDenied, DaemonNotRunning
@@ -130,7 +130,7 @@ def _leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any
 
 def test_every_help_names_the_global_options_that_mean_something_to_it() -> None:
     """All but what only prints a form."""
-    without = {name for name, command in _leaves(typer.main.get_command(tree.app)) if "Here too: " not in (command.epilog or "")}
+    without = {name for name, command in _leaves(typer.main.get_command(program.app)) if "Here too: " not in (command.epilog or "")}
     assert without <= {"config init", "config schema", "config env", "completion"}
 
 

@@ -47,9 +47,8 @@ def test_the_words_of_options_are_those_of_their_help() -> None:
             known.update({(command.path, name): option.help for name in option.names})
         if command.arguments:
             known.update({(command.path, metavar): "" for metavar in ("ACTION", "SHELL")})
-    from pdd.commands import tree
 
-    source = pathlib.Path(tree.__file__).read_text()
+    source = "".join(each.read_text() for each in pathlib.Path(program.__file__).parent.glob("*.py"))
     for (path, name), words in completion.WORDS.items():
         assert (path, name) in known, f"{path} {name} is no option or argument"
         text = known[path, name] or source

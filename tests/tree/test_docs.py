@@ -16,8 +16,8 @@ import pytest
 import typer.main
 
 from pdd import config, units
-from pdd.commands import tree
 from pdd.commands.configure import default_text, json_schema, template
+from pdd.commands.tree import program
 from pdd.config_load import load
 from tests.tree.imports import ROOT
 
@@ -38,7 +38,7 @@ def options_of_the_command() -> set[tuple[str, str]]:
         for name, child in getattr(command, "commands", {}).items():
             walk(child, f"{path} {name}".strip())
 
-    walk(typer.main.get_command(tree.app), "")
+    walk(typer.main.get_command(program.app), "")
     groups = {("bench", ""), ("config", ""), ("model", ""), ("plan", "")}
     return {(path, option) for path, option in found if option not in ("--help", "-h")} - groups
 
