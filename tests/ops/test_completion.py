@@ -47,6 +47,7 @@ def test_the_words_of_options_are_those_of_their_help() -> None:
             known.update({(command.path, name): option.help for name in option.names})
         if command.arguments:
             known.update({(command.path, metavar): "" for metavar in ("ACTION", "SHELL")})
+    from pdd.commands.tree import program
 
     source = "".join(each.read_text() for each in pathlib.Path(program.__file__).parent.glob("*.py"))
     for (path, name), words in completion.WORDS.items():
