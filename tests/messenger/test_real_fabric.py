@@ -176,7 +176,7 @@ async def test_every_rank_gets_its_shard(shape: str, via: str) -> None:
 async def test_a_write_that_fails_costs_the_attempt_and_no_page(shape: str, via: str) -> None:
     """One of the writes of one of the source ranks: the sums of both ends agree all the same, and the next try is whole."""
     source, destination = SHAPES[shape]
-    p = await Process.start("p", via, fault="error:30", **source)
+    p = await Process.start("p", via, fault="error:10", **source)
     async with decoding(via, p, **destination) as d:
         requests = [d.engine.generate(f"r{n}", prompt(n, 300)) for n in range(3)]
         assert await finish(*requests) == ["whole"] * 3
