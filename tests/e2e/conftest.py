@@ -63,9 +63,9 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return [3 + (seed * 31 + i * 7 + (i * i) % 11) % 200 for i in range(length)]
 
 
-@pytest.fixture(params=["tcp", "local"])
+@pytest.fixture(params=["tcp", pytest.param("local", marks=pytest.mark.slow)])
 def via(request: pytest.FixtureRequest) -> str:
-    """What carries the KV between two nodes here: the network, or memory that they share."""
+    """What carries the KV between two nodes here: the network, or, in `make test-all`, memory that they share."""
     return str(request.param)
 
 

@@ -14,14 +14,7 @@ from tests.e2e.conftest import complete, error_of, model_name, prompt_of, way_se
 
 SETS = ["kv.page_size=16", "kv.num_pages=128", "engine.threads=1", "model.dtype=float32", "engine.max_batch_tokens=32",
         "peers.dead_after=2s"]
-PAUSES = pytest.mark.parametrize(  # over memory in `make test-all`: links and fences are the same code there
-    ("pause", "via"), [
-        pytest.param(0.7, "tcp", id="tcp-shorter-than-suspicion"),
-        pytest.param(4.0, "tcp", id="tcp-longer-than-death"),
-        pytest.param(0.7, "local", id="local-shorter-than-suspicion", marks=pytest.mark.slow),
-        pytest.param(4.0, "local", id="local-longer-than-death", marks=pytest.mark.slow),
-    ],
-)
+PAUSES = pytest.mark.parametrize("pause", [0.7, 4.0], ids=["shorter-than-suspicion", "longer-than-death"])
 
 
 def test_a_killed_prefiller_is_replaced_behind_its_address(tiny_model, run_dir: pathlib.Path, via: str) -> None:

@@ -163,7 +163,7 @@ def some_prompts() -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(3, 200) for _ in range(n)) for n in LENGTHS]
 
 
-@pytest.mark.parametrize("page_sizes", [(8, 8), (16, 4), (4, 16)])
+@pytest.mark.parametrize("page_sizes", [pytest.param((8, 8), marks=pytest.mark.slow), (16, 4), (4, 16)])
 def test_tokens_are_those_of_a_request_alone(model: Path, solo: Node, page_sizes: tuple[int, int]) -> None:
     prompts = some_prompts()
     right = [solo.generate([prompt], KvSource.LOCAL, 12)[0] for prompt in prompts]

@@ -75,7 +75,8 @@ def test_a_script_parses_and_stops_at_the_first_failure(script: str) -> None:
 
 def test_nothing_is_started_or_enabled_by_the_package() -> None:
     scripts = "".join((ROOT / "tools/deb" / name).read_text() for name in ("postinst", "prerm", "postrm"))
-    assert re.findall(r"systemctl (enable|start|restart|preset)\b(?! pdd@NAME)", scripts) == []
+    run = "\n".join(line for line in scripts.splitlines() if not line.lstrip().startswith("echo "))
+    assert re.findall(r"systemctl (enable|start|restart|preset)\b", run) == []
 
 
 # -- the package on a machine ------------------------------------------------------------------------------------------
