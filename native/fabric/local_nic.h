@@ -17,7 +17,7 @@ namespace pdd {
 
 class LocalMemory;
 
-class LocalNic final : public Nic, public LocalTargets {
+class LocalNic : public Nic, public LocalTargets {
   public:
     LocalNic();
 

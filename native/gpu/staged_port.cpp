@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "util/clock.h"
 
@@ -142,8 +143,7 @@ PostResult StagedPort::post(const NicWrite& write, Op* op) {
     }
     if (copied) copied = nic_.out().mark(free->mark);
     if (!copied) {
-        free->state = Outgoing::State::Lost;
-        broken_ = true;  // a part of it may be on its way, with no mark behind it
+        failed_ = broken_ = true;  // a part of it may be on its way, with no mark behind it
         return {PostOutcome::Refused, FI_EIO};
     }
     free->state = Outgoing::State::Copying;
@@ -166,8 +166,8 @@ uint32_t StagedPort::step_outgoing() {
             outgoing_[slot].state = Outgoing::State::Copied;
             copied_.push_back(slot);
         } else {
-            finish(slot, FI_EIO);
             fail("copying out of GPU " + nic_.device()->pci_address() + ": the device failed");
+            finish(slot, FI_EIO);
         }
     }
     while (!copied_.empty() && !failed_) {
@@ -205,11 +205,9 @@ void StagedPort::credited(uint32_t slot) {
 
 void StagedPort::finish(uint32_t slot, int error) {
     Outgoing& out = outgoing_[slot];
-    // After an error nobody knows what the peer does with its slot.
-    out.state = error == 0 ? Outgoing::State::Free : Outgoing::State::Lost;
-    Op* op = out.op;
-    out.op = nullptr;
-    outer_->on_write(op, error);
+    out.state = Outgoing::State::Free;
+    outer_->on_write(std::exchange(out.op, nullptr), error);
+    if (error != 0) fail("writing to the peer's slot: " + nic_.error_text(error));
 }
 
 // -- receiving --------------------------------------------------------------------------------------------------------

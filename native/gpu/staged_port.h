@@ -7,6 +7,9 @@
 // bit set. So a completion here says that the bytes are in the peer's device, and no immediate is counted before they
 // are.
 //
+// One failure of the inner NIC ends it all: nobody knows any more what the peer does with its slot, and a later post
+// might reach whoever has the address by then.
+//
 // Page safety: after close() the inner port is closed, so nothing more arrives, and no copy of this port runs: it waits
 // for those that had begun. Where that wait finds no end, or the device failed, the fence does not stand, and says so;
 // the slots are then never used again.
@@ -42,7 +45,7 @@ class StagedPort final : public NicPort, private CompletionSink {
 
   private:
     struct Outgoing {
-        enum class State { Free, Copying, Copied, Posted, Lost };
+        enum class State { Free, Copying, Copied, Posted };
         explicit Outgoing(CopyMark mark) : mark(std::move(mark)) {}
         State state = State::Free;
         CopyMark mark;
@@ -72,7 +75,7 @@ class StagedPort final : public NicPort, private CompletionSink {
     // -- CompletionSink, of the inner port
     void on_write(Op* op, int error) override;
     void on_immediate(uint32_t imm) override;
-    void on_error(const std::string& message) override { outer_->on_error(message); }
+    void on_error(const std::string& message) override { fail(message); }
 
     void land(uint32_t slot);
     void credited(uint32_t slot);

@@ -107,6 +107,38 @@ MUTANTS = (
            "op->transfer == nullptr || op->transfer->endpoint() != endpoint_", "op->transfer == nullptr"),
     Mutant("wholeness not told when armed late", "native/fabric/imm_table.cpp",
            "    return tell(*slot, slot->word.load());", "    return {Outcome::Counted, expected};"),
+    # -- copies between GPUs and the wire
+    Mutant("counted before it is in the device", "native/gpu/staged_port.cpp",
+           "        const auto state = incoming_[slot].mark.state();\n        if (state == CopyMark::State::Pending) break;",
+           "        const auto state = incoming_[slot].mark.state();"),
+    Mutant("sent before it is out of the device", "native/gpu/staged_port.cpp",
+           "        const auto state = outgoing_[slot].mark.state();\n        if (state == CopyMark::State::Pending) break;",
+           "        const auto state = CopyMark::State::Passed;"),
+    Mutant("slot given back before its copy ended", "native/gpu/staged_port.cpp",
+           "    landing_.push_back(slot);", "    landing_.push_back(slot);\n    credits_.push_back(slot);"),
+    Mutant("slot used again without the peer's leave", "native/gpu/staged_port.cpp",
+           "    if (error != 0 || out.credited) finish(slot, error);", "    finish(slot, error);"),
+    Mutant("fence that waits for no copy", "native/gpu/staged_port.cpp",
+           "    Status ended = wait_for_copies();", "    Status ended;"),
+    Mutant("pinned memory of a fence that does not stand", "native/gpu/staged_port.cpp",
+           "        landing_block_ = send_block_ = nullptr;\n"
+           "        [[maybe_unused]] auto* leaked_landing = landing_memory_.release();\n"
+           "        [[maybe_unused]] auto* leaked_send = send_memory_.release();\n", ""),
+    Mutant("slots sent on after one of unknown fate", "native/gpu/staged_port.cpp",
+           "    if (error != 0) fail(\"writing to the peer's slot: \" + nic_.error_text(error));\n", ""),
+    Mutant("offset taken for an address", "native/gpu/staged_port.cpp",
+           "nic_.in().to_device(memory->base + header.pieces[i].to,", "nic_.in().to_device(memory->base,"),
+    # -- memory that two processes share
+    Mutant("copy counted though its writer closed meanwhile", "native/fabric/local_channel.cpp",
+           "        if (writer_closed()) {\n            ended_ = true;", "        if (false) {\n            ended_ = true;"),
+    Mutant("writer that closes and does not say so", "native/fabric/local_channel.cpp",
+           "    segment_.ring().writer_closed.store(1);", ""),
+    Mutant("piece of a local write left out", "native/fabric/local_channel.cpp",
+           "    for (uint16_t i = 0; i < entry.num_pieces; ++i) {\n        const auto& piece = entry.pieces[i];\n        std::memcpy",
+           "    for (uint16_t i = 0; i < 1; ++i) {\n        const auto& piece = entry.pieces[i];\n        std::memcpy"),
+    Mutant("local write carried out twice", "native/fabric/local_channel.cpp",
+           "ring.done.store(++done_, std::memory_order_release);\n        ++found;",
+           "ring.done.store(done_ += found != 0, std::memory_order_release);\n        ++found;"),
 )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ namespace sim {
 
 using pdd::EventKind;
 
-Decoder::Decoder(Run& run, Network& network, Ledger& ledger, Node& node, Units units, uint64_t epoch)
-    : run_(run), network_(network), ledger_(ledger), node_(node), units_(units), epoch_(epoch) {
+Decoder::Decoder(Run& run, Witness& witness, Ledger& ledger, Node& node, Units units, uint64_t epoch)
+    : run_(run), witness_(witness), ledger_(ledger), node_(node), units_(units), epoch_(epoch) {
     for (uint32_t page = 0; page < node.config.shape.pages; ++page) free_.push_back(page);
 }
 
@@ -107,7 +107,7 @@ uint64_t Decoder::arrived(const Attempt& attempt) const {
 }
 
 uint64_t Decoder::told(const Attempt& attempt) const {
-    return network_.record(node_.life(), attempt.link->decoder.endpoint).told[attempt.key];
+    return witness_.record(node_.life(), attempt.link->decoder.endpoint).told[attempt.key];
 }
 
 Decoder::Attempt* Decoder::by_key(uint64_t key) {

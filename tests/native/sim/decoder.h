@@ -16,7 +16,7 @@ namespace sim {
 
 class Decoder {
   public:
-    Decoder(Run& run, Network& network, Ledger& ledger, Node& node, Units units, uint64_t epoch);
+    Decoder(Run& run, Witness& witness, Ledger& ledger, Node& node, Units units, uint64_t epoch);
 
     Node& node() { return node_; }
     uint64_t epoch() const { return epoch_; }
@@ -66,7 +66,7 @@ class Decoder {
     Attempt* by_key(uint64_t key);
 
     Run& run_;
-    Network& network_;
+    Witness& witness_;
     Ledger& ledger_;
     Node& node_;
     Units units_;

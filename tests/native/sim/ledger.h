@@ -1,8 +1,9 @@
 // Ledger: who owns which page of which node, what each byte of it must become, and how often it was written.
 //
 // It judges every byte that lands: a page that is free, a byte that is not its owner's, a page that is called whole and
-// is not, or was written twice. A decoder's life and a prefiller's life each have one pool; a life is a number that is
-// never used again.
+// is not, or was written twice. It hears of a byte from whoever lands it (land), or finds it: memory holds a trap, which
+// is never what belongs there, and what the trap no longer says was written (notice). A decoder's life and a prefiller's
+// life each have one pool; a life is a number that is never used again.
 #pragma once
 
 #include <cstddef>
@@ -43,8 +44,11 @@ class Ledger {
     // Every byte is there, and was written once.
     void check_whole(uint32_t life, uint64_t prompt, const std::vector<uint32_t>& pages);
 
-    // Bytes of a write go to memory.
-    void land(uint32_t life, uint8_t* to, const uint8_t* data, size_t nbytes);
+    bool owns(uint32_t life, const uint8_t* at) const;
+    void land(uint32_t life, const uint8_t* to, const uint8_t* data, size_t nbytes);
+    // What was copied into the pool by somebody who does not say so, and who may read pages that were given back as
+    // long as he calls nothing whole: `torn`.
+    void notice(uint32_t life, bool torn);
 
   private:
     struct Page {
@@ -56,8 +60,12 @@ class Ledger {
         uint8_t* base;
         Shape shape;
         std::vector<Page> pages;
-        std::vector<uint8_t> hits;  // per byte of the region
+        std::vector<uint8_t> hits;   // per byte of the region
+        std::vector<uint8_t> bytes;  // as they landed
+        std::vector<uint8_t> trap;   // what memory holds
     };
+    void take(Pool& pool, uint32_t life, size_t at, uint8_t byte, bool torn);
+
     Run& run_;
     std::unordered_map<uint32_t, Pool> pools_;
 };

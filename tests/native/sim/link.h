@@ -42,7 +42,7 @@ struct Side {
     }
     // ENDPOINT_FAILED came: the fence does not stand, or something failed before. False: that was told already.
     bool failed(const pdd::Event& event) {
-        if (event.text.find("fi_close") == std::string::npos) return !std::exchange(failure_told, true);
+        if (!event.last) return !std::exchange(failure_told, true);
         return std::exchange(state, State::Unfenced) == State::Closing;
     }
 };

@@ -4,9 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
-#include "fabric/imm_table.h"
-#include "fabric/transfer.h"
 #include "port.h"
 
 namespace sim {
@@ -18,42 +17,16 @@ namespace {
 
 constexpr std::array<int, 5> kSureCodes = {FI_EACCES, FI_EPERM, FI_EKEYREJECTED, FI_ENOKEY, FI_EMSGSIZE};
 constexpr std::array<int, 5> kOtherCodes = {FI_EIO, FI_ECONNRESET, FI_ECANCELED, FI_ETIMEDOUT, FI_ENOTCONN};
-constexpr uint32_t kInboundWindows = 4;  // what Endpoint tells peers, in windows of its own
-constexpr uint32_t kNicWindows = 4;      // what Worker lets all peers of a NIC have in flight
+
+}  // namespace
 
 bool is_sure(int code) {
     return std::find(kSureCodes.begin(), kSureCodes.end(), code) != kSureCodes.end();
 }
 
-}  // namespace
-
 Network::Network(Run& run, Ledger& ledger, Traits traits) : run_(run), ledger_(ledger), traits_(traits) {}
-Network::~Network() = default;
-
-EndpointRecord& Network::opening(uint32_t life, uint32_t endpoint) {
-    opening_ = endpoint;
-    return record(life, endpoint);
-}
 
 // -- posting ----------------------------------------------------------------------------------------------------------
-void Network::check_windows(const Port& source, uint64_t index, uint64_t nbytes) {
-    const auto& nic = *source.nic;
-    const auto& route = source.routes[index];
-    const auto count = [](uint64_t n) { return std::to_string(n); };
-    uint64_t ops = 0;
-    for (const auto& one : source.routes) ops += one.inflight;
-    if (ops >= std::max<uint64_t>(nic.window.ops, source.routes.size()))
-        run_.violate("a port with a window of " + count(nic.window.ops) + " writes was given one more");
-    if (route.inflight > 0 && route.inflight_bytes + nbytes > nic.window.bytes / source.routes.size())
-        run_.violate("a port with a window of " + count(nic.window.bytes) + " bytes was given " + count(nbytes) +
-                     " more than " + count(route.inflight_bytes));
-    if (route.inflight > 0 && (nic.inflight >= uint64_t{kNicWindows} * nic.window.ops ||
-                               nic.inflight_bytes + nbytes > kNicWindows * nic.window.bytes))
-        run_.violate("a NIC was given more than its window of writes");
-    if (route.peer != nullptr && route.peer->inbound >= uint64_t{kInboundWindows} * route.peer->nic->window.ops)
-        run_.violate("a peer's port was sent more writes than it takes");
-}
-
 Port* Network::connect(Port& source, uint64_t index) {
     auto& route = source.routes[index];
     if (route.peer != nullptr && route.peer->lands()) return route.peer;
@@ -65,7 +38,7 @@ Port* Network::connect(Port& source, uint64_t index) {
 
 PostResult Network::post(Port& source, const pdd::NicWrite& write, pdd::Op* op) {
     if (source.state != Port::State::Open) run_.violate("a write was posted on a closed port");
-    if (source.record->barred) run_.violate("a write was posted on an endpoint that had failed");
+    if (source.barred) run_.violate("a write was posted on a port that had failed");
     if (write.num_pieces == 0 || write.num_pieces > traits_.segments) run_.violate("a write of too many pieces");
     if (!run_.good()) return {PostOutcome::Refused, FI_EINVAL};
     auto& route = source.routes[write.peer];
@@ -77,23 +50,21 @@ PostResult Network::post(Port& source, const pdd::NicWrite& write, pdd::Op* op) 
     if (run_.rng.chance(odds.refused)) {
         run_.faults = true;
         const bool sure = run_.rng.chance(5000);
-        source.record->barred |= !sure;
+        source.barred |= !sure;
         const int code = sure ? kSureCodes[run_.rng.below(kSureCodes.size())] : FI_ENOTCONN;
         run_.tally.failed += 1;
         run_.note("life %llu: a post is refused with code %llu", source.nic->life, code);
         return {PostOutcome::Refused, code};
     }
 
-    uint64_t nbytes = 0;
-    for (uint32_t i = 0; i < write.num_pieces; ++i) nbytes += write.pieces[i].nbytes;
     Port* target = connect(source, write.peer);
-    check_windows(source, write.peer, nbytes);
     auto carried = std::make_unique<Carried>();
     Carried& one = *carried;
     one.number = ++num_writes_;
     one.source = &source;
     one.source_life = source.nic->life;
     one.target = target != nullptr && target->lands() ? target : nullptr;
+    one.key = write.key;
     one.op = op;
     one.imm = write.imm;
     if (one.number == odds.nth_fails || run_.rng.chance(odds.fails_somehow))
@@ -132,20 +103,10 @@ PostResult Network::post(Port& source, const pdd::NicWrite& write, pdd::Op* op) 
     }
     one.unread = one.unlanded = static_cast<uint32_t>(one.fragments.size());
 
-    source.untold.push_back(
-        {one.number, op, op->transfer->id(), write.peer, nbytes, pdd::imm_units(write.imm), target});
-    route.inflight += 1;
-    route.inflight_bytes += nbytes;
-    source.nic->inflight += 1;
-    source.nic->inflight_bytes += nbytes;
-    if (target != nullptr) target->inbound += 1;
-    auto& totals = totals_[source.nic->life];
-    totals.posted += 1;
+    source.untold.push_back({one.number, op});
     run_.tally.writes += 1;
-    totals.inflight += 1;
-    totals.inflight_bytes += nbytes;
-    run_.note("write %llu posted by life %llu: %llu bytes, key %06llx", one.number, one.source_life, nbytes,
-              pdd::imm_key(write.imm));
+    run_.note("write %llu posted by life %llu: %llu bytes, immediate %08llx", one.number, one.source_life,
+              one.bytes.size(), one.imm);
     writes_.push_back(std::move(carried));
     return {PostOutcome::Posted};
 }
@@ -214,7 +175,13 @@ bool Network::land(Carried& write) {
         write.unlanded -= 1;
         run_.note("write %llu: %llu bytes land at life %llu, %llu to go", write.number, fragment.nbytes,
                   write.target->nic->life, write.unlanded);
-        ledger_.land(write.target->nic->life, fragment.to, &write.bytes[fragment.at], fragment.nbytes);
+        const uint32_t life = write.target->nic->life;
+        if (ledger_.owns(life, fragment.to))
+            ledger_.land(life, fragment.to, &write.bytes[fragment.at], fragment.nbytes);
+        else if (write.target->nic->memories.contains(write.key))
+            std::memcpy(fragment.to, &write.bytes[fragment.at], fragment.nbytes);
+        else
+            run_.violate("a write landed in memory of life " + std::to_string(life) + " that was given back before");
         return true;
     }
     return false;
@@ -288,7 +255,7 @@ uint32_t Network::poll(Port& port, pdd::CompletionSink& sink, uint32_t budget) {
     }
     if (run_.rng.chance(odds.overrun)) port.overrun = run_.faults = true;
     if (port.overrun) {
-        port.broken = port.record->barred = true;
+        port.broken = port.barred = true;
         port.entries.clear();
         run_.tally.overruns += 1;
         run_.note("life %llu: the queue of a port of endpoint %llu is overrun", port.nic->life, port.endpoint);
@@ -303,11 +270,7 @@ uint32_t Network::poll(Port& port, pdd::CompletionSink& sink, uint32_t budget) {
         port.entries.pop_back();
         ++found;
         if (entry.op == nullptr) {
-            const uint32_t units = pdd::imm_units(entry.imm);
-            totals_[port.nic->life].units_told += units;
-            port.record->told[pdd::imm_key(entry.imm)] += units;
-            run_.note("life %llu hears of write %llu: %llu units, key %06llx", port.nic->life, entry.write, units,
-                      pdd::imm_key(entry.imm));
+            run_.note("life %llu hears of write %llu: immediate %08llx", port.nic->life, entry.write, entry.imm);
             sink.on_immediate(entry.imm);
             continue;
         }
@@ -315,12 +278,8 @@ uint32_t Network::poll(Port& port, pdd::CompletionSink& sink, uint32_t budget) {
             tell_again(port, entry, sink);
             continue;
         }
-        const auto told = std::find_if(port.untold.begin(), port.untold.end(),
-                                       [&](const Untold& one) { return one.write == entry.write; });
-        settle(port, *told);
-        if (entry.error == 0) totals_[port.nic->life].units_good[told->transfer] += told->units;
-        port.untold.erase(told);
-        if (entry.error != 0 && !is_sure(entry.error)) port.record->barred = true;
+        std::erase_if(port.untold, [&](const Untold& one) { return one.write == entry.write; });
+        if (entry.error != 0 && !is_sure(entry.error)) port.barred = true;
         sink.on_write(entry.op, entry.error);
         if (!run_.rng.chance(odds.twice)) continue;
         run_.faults = true;
@@ -341,7 +300,7 @@ void Network::tell_again(Port& port, const Entry& entry, pdd::CompletionSink& si
         if (one->nic->life != port.nic->life) continue;
         const bool serves = std::any_of(one->untold.begin(), one->untold.end(),
                                         [&](const Untold& other) { return other.op == entry.op; });
-        (one->record == port.record ? serves_here : serves_elsewhere) |= serves;
+        (one->endpoint == port.endpoint ? serves_here : serves_elsewhere) |= serves;
     }
     if (serves_here) return;
     if (entry.again && !serves_elsewhere && run_.rng.chance(9000)) {  // its context may yet serve another endpoint
@@ -350,29 +309,16 @@ void Network::tell_again(Port& port, const Entry& entry, pdd::CompletionSink& si
     }
     run_.tally.misleading += serves_elsewhere ? 1 : 0;
     run_.tally.late_twice += entry.again ? 1 : 0;
-    port.record->barred = true;
     run_.note("write %llu is told twice", entry.write);
     sink.on_write(entry.op, entry.error);
 }
 
-void Network::settle(Port& source, const Untold& one) {
-    auto& route = source.routes[one.route];
-    auto& totals = totals_[source.nic->life];
-    route.inflight -= 1;
-    route.inflight_bytes -= one.nbytes;
-    source.nic->inflight -= 1;
-    source.nic->inflight_bytes -= one.nbytes;
-    totals.inflight -= 1;
-    totals.inflight_bytes -= one.nbytes;
-    if (one.target != nullptr) one.target->inbound -= 1;
-}
-
 pdd::Status Network::close(Port& port) {
+    if (port.state == Port::State::Dead) return {};
     if (port.state != Port::State::Open) {
         run_.violate("a port was closed twice");
         return {};
     }
-    for (const Untold& one : port.untold) settle(port, one);
     port.untold.clear();
     for (auto& write : writes_)
         if (write->source == &port) forget_source(*write);
@@ -392,32 +338,18 @@ pdd::Status Network::close(Port& port) {
 }
 
 void Network::die(uint32_t life) {
-    run_.faults = true;
     for (auto& port : ports_) {
-        if (port->nic->life != life) continue;
+        if (port->nic->life != life || port->state == Port::State::Dead) continue;
         for (auto& write : writes_)
             if (write->source == port.get()) forget_source(*write);
         const std::string address(port->address.begin(), port->address.end());
         const auto found = by_address_.find(address);
         if (found != by_address_.end() && found->second == port.get()) by_address_.erase(found);
-        for (const Untold& one : port->untold) settle(*port, one);
         port->untold.clear();
         port->entries.clear();
         port->state = Port::State::Dead;
     }
     sweep();
-}
-
-bool Network::all_told(uint32_t life, uint64_t transfer) const {
-    return std::none_of(ports_.begin(), ports_.end(), [&](const auto& port) {
-        return port->nic->life == life && std::any_of(port->untold.begin(), port->untold.end(),
-                                                      [&](const Untold& one) { return one.transfer == transfer; });
-    });
-}
-
-size_t Network::open_ports() const {
-    return static_cast<size_t>(
-        std::count_if(ports_.begin(), ports_.end(), [](const auto& port) { return port->state == Port::State::Open; }));
 }
 
 }  // namespace sim

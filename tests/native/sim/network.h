@@ -11,17 +11,18 @@
 // A completion may be told twice, at once or later. Not while its context serves another write of the same endpoint,
 // from whose own completion it could not be told; and an immediate never is, which no count would survive.
 //
-// Asked wrongly, it says so: a window that is not kept, a post on a closed port, or after a write of unknown fate.
+// A write to KV memory is the ledger's to judge; any other lands in memory that must still be registered by then.
+//
+// Asked wrongly, it says so: a post on a closed port, or on one where a write has come to an unknown end.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "fabric/nic.h"
-#include "fabric/window.h"
 #include "ledger.h"
 #include "run.h"
 
@@ -34,6 +35,7 @@ struct Traits {
     bool holds_back;          // arrivals wait while the target's queue is full, as tcp; else the queue overruns
     bool virtual_addressing;  // as verbs and efa; else offsets
     bool app_keys;
+    bool named;  // addresses are text; else as long as each other
     size_t segments;
     uint32_t most_fragments;  // of one piece
 };
@@ -51,23 +53,14 @@ struct Odds {
     uint64_t nth_fails = 0;      // the n-th write of the run, 0: none
 };
 
-struct Totals {  // of one life
-    uint64_t posted = 0;
-    uint64_t inflight = 0;  // posted and not told, on open ports
-    uint64_t inflight_bytes = 0;
-    uint64_t units_told = 0;                            // of immediates
-    std::unordered_map<uint64_t, uint64_t> units_good;  // of writes that were told to be done, by transfer
-};
-
-struct EndpointRecord {
-    bool barred = false;                          // a write of unknown fate, or worse, was told
-    std::unordered_map<uint32_t, uint64_t> told;  // units by key, of immediates
-};
-
 struct Port;
 struct Entry;
 struct Untold;
 struct Carried;  // a write on its way
+class SimMemory;
+
+// Codes of a completion, or of a post that is refused, which prove that nothing has landed or will.
+bool is_sure(int code);
 
 class Network {
   public:
@@ -78,31 +71,25 @@ class Network {
     Odds odds;
 
     // `host` names addresses: a node that comes back has those of its former life.
-    std::unique_ptr<pdd::Nic> make_nic(uint32_t life, uint32_t host, uint32_t index, pdd::WindowSize window);
+    std::unique_ptr<pdd::Nic> make_nic(uint32_t life, uint32_t host, uint32_t index);
     // The endpoint whose ports are about to be opened.
-    EndpointRecord& opening(uint32_t life, uint32_t endpoint);
-    EndpointRecord& record(uint32_t life, uint32_t endpoint) { return records_[{life, endpoint}]; }
-    Totals& totals(uint32_t life) { return totals_[life]; }
+    void opening(uint32_t endpoint) { opening_ = endpoint; }
 
     // Something happens to some write; false: nothing could.
     bool step();
     void die(uint32_t life);
     bool empty() const { return writes_.empty(); }
-    // Of a transfer that was told to be over: false while a completion of it is still to come.
-    bool all_told(uint32_t life, uint64_t transfer) const;
-    size_t open_ports() const;
-    size_t open_memories() const { return memories_; }
+    size_t open_memories() const { return memories_.size(); }
 
   private:
     friend class SimNic;
     friend class SimPort;
-    friend class SimMemory;
+    friend SimMemory;
     using Writes = std::vector<std::unique_ptr<Carried>>;
 
     pdd::PostResult post(Port& source, const pdd::NicWrite& write, pdd::Op* op);
     uint32_t poll(Port& port, pdd::CompletionSink& sink, uint32_t budget);
     pdd::Status close(Port& port);
-    void check_windows(const Port& source, uint64_t route, uint64_t nbytes);
     Port* connect(Port& source, uint64_t route);
     bool advance(Carried& write, const Port* polled);
     bool land(Carried& write);
@@ -110,7 +97,6 @@ class Network {
     void complete(Carried& write);
     void lose_target(Carried& write);
     void forget_source(Carried& write);
-    void settle(Port& source, const Untold& one);
     void tell_again(Port& port, const Entry& entry, pdd::CompletionSink& sink);
     void sweep();
 
@@ -120,13 +106,11 @@ class Network {
     std::vector<std::shared_ptr<Port>> ports_;
     std::map<std::string, Port*> by_address_;  // the open ones
     Writes writes_;
-    std::map<std::pair<uint32_t, uint32_t>, EndpointRecord> records_;
-    std::unordered_map<uint32_t, Totals> totals_;
     uint32_t opening_ = 0;
     uint64_t num_writes_ = 0;
     uint64_t next_key_ = 100;
     uint64_t now_ = 0;  // steps
-    size_t memories_ = 0;
+    std::unordered_set<SimMemory*> memories_;  // registered; those of a fence that did not stand are never closed
 };
 
 }  // namespace sim

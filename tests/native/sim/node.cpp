@@ -1,6 +1,15 @@
 #include "node.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstring>
+
+#include "fabric/local_nic.h"
+#include "gpu/staged_nic.h"
+#include "util/system_error.h"
 
 namespace sim {
 
@@ -32,36 +41,101 @@ bool SimAlarms::empty() const {
     return std::all_of(live_.begin(), live_.end(), [](const Live& one) { return one.cleared; });
 }
 
-Node::Node(Run& run, Network& network, Ledger& ledger, NodeConfig node)
-    : config(std::move(node)),
-      memory(config.shape.bytes(), 0xee),
-      alarms(run),
-      run_(run),
-      network_(network),
-      ledger_(ledger) {
-    ledger_.add_pool(config.life, memory.data(), config.shape);
+namespace {
+
+// Peers that find one of its keys are about to copy: time passes.
+class SimLocalNic final : public pdd::LocalNic {
+  public:
+    explicit SimLocalNic(std::function<void()> meanwhile) : meanwhile_(std::move(meanwhile)) {}
+    const pdd::LocalTarget* find_target(uint64_t key) const override {
+        meanwhile_();
+        return LocalNic::find_target(key);
+    }
+
+  private:
+    std::function<void()> meanwhile_;
+};
+
+}  // namespace
+
+Node::Node(Surroundings around, NodeConfig node, std::function<void()> meanwhile)
+    : config(std::move(node)), alarms(around.run), around_(around) {
+    Run& run = around_.run;
     auto made = pdd::Counter::create();
-    if (!made) {
-        run_.violate(made.error().message);
+    if (auto taken = take_memory(); !taken || !made) {
+        run.violate(!taken ? taken.error().message : made.error().message);
         return;
     }
     counter = made->first;
-    pdd::Nics nics;
-    for (uint32_t i = 0; i < config.num_nics; ++i)
-        nics.push_back(network.make_nic(config.life, config.host, i, config.window));
-    worker = std::make_unique<pdd::Worker>(pdd::WorkerConfig{config.window, *pdd::IdlePolicy::named("spin")},
-                                           std::move(nics), commands, alarms, imms, events, stats);
-    auto added = worker->add_region(memory.data(), memory.size());
+    around_.ledger.add_pool(config.life, memory_, config.shape);
+    worker = std::make_unique<pdd::Worker>(
+        pdd::WorkerConfig{.window = config.window,
+                          .idle = *pdd::IdlePolicy::named("spin"),
+                          .has_local = config.memory == KvMemory::Shared},
+        make_nics(std::move(meanwhile)), commands, alarms, imms, events, stats);
+    auto added = worker->add_region(memory_, config.shape.bytes(), shared_.get());
     if (added)
         region = *added;
     else
-        run_.violate(added.error().message);
+        run.violate(added.error().message);
+}
+
+pdd::Status Node::take_memory() {
+    const size_t nbytes = config.shape.bytes();
+    if (config.memory == KvMemory::Shared) {
+        shared_ = pdd::UniqueFd(::memfd_create("pdd-sim", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+        if (::ftruncate(shared_.get(), static_cast<off_t>(nbytes)) != 0 ||
+            ::fcntl(shared_.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+            return pdd::system_error("shared memory");
+        auto mapped = pdd::MappedMemory::map(shared_.get(), nbytes, false);
+        if (!mapped) return mapped.error();
+        mapped_ = std::move(*mapped);
+        memory_ = mapped_->data();
+    } else {
+        own_.resize(nbytes);
+        memory_ = own_.data();
+    }
+    std::memset(memory_, 0xee, nbytes);
+    return {};
+}
+
+pdd::Nics Node::make_nics(std::function<void()> meanwhile) {
+    pdd::Nics nics;
+    const auto add = [&](std::unique_ptr<pdd::Nic> nic, Watched watched) {
+        nics.push_back(around_.witness.watch(std::move(nic), std::move(watched)));
+    };
+    const bool repeats = config.memory != KvMemory::Gpu;
+    for (uint32_t i = 0; i < config.num_nics; ++i) {
+        auto nic = around_.network.make_nic(config.life, config.host, i);
+        if (config.memory == KvMemory::Gpu) {
+            const auto device = around_.gpu.give_birth(config.life, memory_, config.shape.bytes());
+            auto staged = pdd::StagedNic::open(std::move(nic), device, "simulated");
+            if (!staged) {
+                around_.run.violate(staged.error().message);
+                return nics;
+            }
+            nic = std::move(*staged);
+        }
+        add(std::move(nic), {config.life, config.window, repeats});
+    }
+    if (config.memory != KvMemory::Shared) return nics;
+    const auto notice = [this] {
+        if (config.is_target) around_.ledger.notice(config.life, around_.run.faults);
+    };
+    add(std::make_unique<SimLocalNic>(std::move(meanwhile)), {config.life, config.window, false, notice});
+    return nics;
 }
 
 Node::~Node() {
-    network_.die(config.life);
+    die();
     worker.reset();
-    ledger_.drop_pool(config.life);
+    around_.ledger.drop_pool(config.life);
+}
+
+void Node::die() {
+    around_.network.die(config.life);
+    around_.witness.die(config.life);
+    around_.gpu.die(config.life);
 }
 
 void Node::send(const pdd::Command& command) {
@@ -80,10 +154,11 @@ bool Node::watch() {
     return true;
 }
 
-uint32_t Node::open_endpoint() {
+uint32_t Node::open_endpoint(bool local) {
     const uint32_t id = ++last_endpoint_;
-    network_.opening(config.life, id);
-    if (auto opened = worker->open_endpoint(id); !opened) run_.violate(opened.error().message);
+    around_.network.opening(id);
+    around_.witness.opening(id);
+    if (auto opened = worker->open_endpoint(id, local); !opened) around_.run.violate(opened.error().message);
     return id;
 }
 
@@ -94,11 +169,11 @@ uint64_t Node::open_transfer(uint32_t endpoint, uint32_t key) {
 }
 
 void Node::check_sums() {
-    const auto& seen = network_.totals(config.life);
+    const auto& seen = around_.witness.totals(config.life);
     const auto agree = [this](const char* what, uint64_t counted, uint64_t wanted) {
         if (counted != wanted)
-            run_.violate("life " + std::to_string(config.life) + " counts " + std::to_string(counted) + " " + what +
-                         " where the network saw " + std::to_string(wanted));
+            around_.run.violate("life " + std::to_string(config.life) + " counts " + std::to_string(counted) + " " +
+                                what + " where the network saw " + std::to_string(wanted));
     };
     agree("writes", stats.writes, seen.posted);
     agree("writes in flight", stats.inflight_writes, seen.inflight);
@@ -109,7 +184,8 @@ void Node::check_sums() {
 void Node::check_nothing_left(size_t quarantined_keys) {
     const auto none = [this](const char* what, uint64_t count) {
         if (count != 0)
-            run_.violate("life " + std::to_string(config.life) + " ends with " + std::to_string(count) + " " + what);
+            around_.run.violate("life " + std::to_string(config.life) + " ends with " + std::to_string(count) + " " +
+                                what);
     };
     none("transfers", stats.active_transfers);
     none("armed plans", stats.armed_plans);
@@ -122,7 +198,7 @@ void Node::check_nothing_left(size_t quarantined_keys) {
 
 void Node::shut_down() {
     worker->close_all(now);
-    if (auto removed = worker->remove_region(region); !removed) run_.violate(removed.error().message);
+    if (auto removed = worker->remove_region(region); !removed) around_.run.violate(removed.error().message);
 }
 
 }  // namespace sim

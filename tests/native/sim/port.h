@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "fabric/nic.h"
-#include "fabric/window.h"
 #include "network.h"
 
 namespace sim {
@@ -16,15 +15,12 @@ struct NicState {
     uint32_t life;
     uint32_t host;
     uint32_t index;
-    pdd::WindowSize window;
     struct Memory {
         uint8_t* base;
         uint64_t nbytes;
         bool remote;
     };
     std::unordered_map<uint64_t, Memory> memories;  // by key
-    uint64_t inflight = 0;
-    uint64_t inflight_bytes = 0;
 };
 
 struct Entry {
@@ -39,11 +35,6 @@ struct Entry {
 struct Untold {
     uint64_t write;
     const pdd::Op* op;
-    uint64_t transfer;
-    uint64_t route;
-    uint64_t nbytes;
-    uint32_t units;
-    Port* target;
 };
 
 struct Port {
@@ -54,21 +45,18 @@ struct Port {
 
     std::shared_ptr<NicState> nic;
     uint32_t endpoint;
-    EndpointRecord* record;
     uint32_t queue;
     std::vector<uint8_t> address;
     State state = State::Open;
     std::vector<Entry> entries;
     bool overrun = false;
     bool broken = false;
+    bool barred = false;  // a write of unknown fate, or worse, was told
     std::vector<Untold> untold;
-    uint64_t inbound = 0;  // posted to it and not told at the source
     struct Route {
         std::string address;
         Port* peer = nullptr;  // once connected
         uint64_t ready_at = 0;
-        uint64_t inflight = 0;
-        uint64_t inflight_bytes = 0;
     };
     std::vector<Route> routes;
 };
@@ -89,6 +77,7 @@ struct Carried {
     Port* source;  // null: closed or dead
     uint32_t source_life;
     Port* target;  // null: nothing of it lands any more
+    uint64_t key;  // of the target's memory
     pdd::Op* op;
     uint32_t imm;
     Fate fate = Fate::Good;

@@ -18,8 +18,8 @@ Message ended(uint64_t attempt, uint64_t ok = 0, uint64_t failed = 0, uint64_t u
 
 }  // namespace
 
-Prefiller::Prefiller(Run& run, Network& network, Node& node, Units units)
-    : run_(run), network_(network), node_(node), units_(units) {
+Prefiller::Prefiller(Run& run, Witness& witness, Node& node, Units units)
+    : run_(run), witness_(witness), node_(node), units_(units) {
     for (uint32_t page = 0; page < node.config.shape.pages; ++page) free_.push_back(page);
 }
 
@@ -91,12 +91,12 @@ bool Prefiller::hear_events(size_t most) {
         switch (event.kind) {
             case EventKind::TransferDone: {
                 if (!over_.insert(event.id).second) run_.violate("the end of a transfer was told twice");
-                if (!network_.all_told(node_.life(), event.id))
+                if (!witness_.all_told(node_.life(), event.id))
                     run_.violate("a transfer is over though a write of it is not terminal");
-                if (event.ok != network_.totals(node_.life()).units_good[event.id])
+                if (event.ok != witness_.totals(node_.life()).units_good[event.id])
                     run_.violate("a transfer ends with " + std::to_string(event.ok) +
                                  " units ok where the network saw " +
-                                 std::to_string(network_.totals(node_.life()).units_good[event.id]));
+                                 std::to_string(witness_.totals(node_.life()).units_good[event.id]));
                 const auto found = by_transfer_.find(event.id);
                 if (found == by_transfer_.end()) {
                     run_.violate("the end of an unknown transfer was told");

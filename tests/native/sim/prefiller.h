@@ -17,7 +17,7 @@ namespace sim {
 
 class Prefiller {
   public:
-    Prefiller(Run& run, Network& network, Node& node, Units units);
+    Prefiller(Run& run, Witness& witness, Node& node, Units units);
 
     Node& node() { return node_; }
     bool idle() const { return jobs_.empty(); }
@@ -69,7 +69,7 @@ class Prefiller {
     std::shared_ptr<const pdd::WritePlan> plan_of(const Job& job);
 
     Run& run_;
-    Network& network_;
+    Witness& witness_;
     Node& node_;
     Units units_;
     std::vector<uint32_t> free_;

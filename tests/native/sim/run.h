@@ -66,7 +66,7 @@ class History {
     }
 
   private:
-    static constexpr size_t kSetting = 5;  // lines
+    static constexpr size_t kSetting = 6;  // lines
     struct Note {
         const char* format;
         uint64_t values[4];
@@ -92,6 +92,10 @@ struct Tally {
     uint64_t deaths = 0;
     uint64_t stale = 0;  // requests of a former life
     uint64_t tombstones = 0;
+    uint64_t copies = 0;  // parts of them, by GPUs
+    uint64_t broken_gpus = 0;
+    uint64_t local = 0;  // links
+    uint64_t meanwhile = 0;  // copies between processes during which the other one went on
 
     // What it is called, and how often it was.
     std::vector<std::pair<const char*, uint64_t>> counts() const {
@@ -110,7 +114,11 @@ struct Tally {
                 {"nodes paused", pauses},
                 {"nodes killed", deaths},
                 {"requests of a former life", stale},
-                {"cancels before their request", tombstones}};
+                {"cancels before their request", tombstones},
+                {"parts of copies by GPUs", copies},
+                {"GPUs that broke", broken_gpus},
+                {"links over shared memory", local},
+                {"of their copies, overtaken", meanwhile}};
     }
 };
 

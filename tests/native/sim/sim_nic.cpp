@@ -4,19 +4,25 @@
 
 namespace sim {
 
+namespace {
+
+constexpr size_t kAddressBytes = 48;
+
+}  // namespace
+
 class SimMemory final : public pdd::NicMemory {
   public:
     SimMemory(Network& network, std::shared_ptr<NicState> nic, uint64_t number) : network_(network), nic_(nic) {
         key = number;
         descriptor = this;
-        network_.memories_ += 1;
+        network_.memories_.insert(this);
     }
     ~SimMemory() override { close(); }
     int close() override {
         if (nic_ == nullptr) return 0;
         nic_->memories.erase(key);
         nic_ = nullptr;
-        network_.memories_ -= 1;
+        network_.memories_.erase(this);
         return 0;
     }
 
@@ -24,6 +30,10 @@ class SimMemory final : public pdd::NicMemory {
     Network& network_;
     std::shared_ptr<NicState> nic_;
 };
+
+Network::~Network() {
+    while (!memories_.empty()) delete *memories_.begin();
+}
 
 class SimPort final : public pdd::NicPort {
   public:
@@ -61,7 +71,7 @@ class SimNic final : public pdd::Nic {
     }
 
     const pdd::ProviderCaps& caps() const override { return caps_; }
-    uint32_t address_format() const override { return FI_ADDR_STR; }
+    uint32_t address_format() const override { return network_.traits().named ? FI_ADDR_STR : FI_ADDR_EFA; }
     pdd::Result<std::unique_ptr<pdd::NicMemory>> register_memory(uint8_t* base, uint64_t nbytes,
                                                                  pdd::Access access) override {
         const uint64_t key = caps_.app_keys ? network_.run_.rng.next() : network_.next_key_++;
@@ -72,11 +82,10 @@ class SimNic final : public pdd::Nic {
         auto port = std::make_shared<Port>();
         port->nic = state_;
         port->endpoint = network_.opening_;
-        port->record = &network_.record(state_->life, port->endpoint);
         port->queue = queue;
         std::string name = "fi_sim://" + std::to_string(state_->host) + "." + std::to_string(port->endpoint) + "." +
                            std::to_string(state_->index);
-        name.push_back('\0');
+        name.resize(kAddressBytes, '\0');
         port->address.assign(name.begin(), name.end());
         network_.ports_.push_back(port);
         network_.by_address_[name] = port.get();
@@ -90,12 +99,11 @@ class SimNic final : public pdd::Nic {
     pdd::ProviderCaps caps_;
 };
 
-std::unique_ptr<pdd::Nic> Network::make_nic(uint32_t life, uint32_t host, uint32_t index, pdd::WindowSize window) {
+std::unique_ptr<pdd::Nic> Network::make_nic(uint32_t life, uint32_t host, uint32_t index) {
     auto state = std::make_shared<NicState>();
     state->life = life;
     state->host = host;
     state->index = index;
-    state->window = window;
     return std::make_unique<SimNic>(*this, std::move(state));
 }
 

@@ -11,7 +11,7 @@ constexpr int kPatience = 100;  // sweeps in which nothing happened, before time
 
 }  // namespace
 
-World::World(Run& run) : run_(run), ledger_(run) {
+World::World(Run& run) : run_(run), ledger_(run), witness_(run), gpu_(run, ledger_) {
     choose_shapes();
     choose_faults();
     note_setting();
@@ -20,89 +20,24 @@ World::World(Run& run) : run_(run), ledger_(run) {
 
 World::~World() {
     for (Host& host : hosts_) host.node.reset();
-}
-
-void World::choose_shapes() {
-    Rng& rng = run_.rng;
-    const bool software = rng.chance(5000);
-    network_ = std::make_unique<Network>(run_, ledger_,
-                                         Traits{.early_completion = rng.chance(7000),
-                                                .lands_when_polled = software,
-                                                .holds_back = software || rng.chance(5000),
-                                                .virtual_addressing = rng.chance(5000),
-                                                .app_keys = rng.chance(6000),
-                                                .segments = rng.between(1, pdd::kMaxWriteSegments),
-                                                .most_fragments = static_cast<uint32_t>(rng.between(1, 3))});
-    layers_ = static_cast<uint32_t>(rng.between(1, 3));
-    page_bytes_ = static_cast<uint32_t>(8 * rng.between(1, 4));
-    units_.entries_per_page = static_cast<uint32_t>(rng.between(1, 2));
-    units_.units_per_entry = std::array{1u, 1u, 3u, 100u, 255u}[rng.below(5)];
-    units_.context = rng.chance(3000);
-    most_pages_ = rng.between(1, 8);
-    // Now and then so many that their windows fill a NIC.
-    const uint64_t decoders = rng.chance(1000) ? 6 : rng.between(1, 2);
-    const uint64_t prefillers = rng.between(1, 2);
-    for (uint32_t i = 0; i < decoders + prefillers; ++i) {
-        Host host;
-        host.decodes = i < decoders;
-        host.number = i;
-        host.num_nics = static_cast<uint32_t>(rng.between(1, 3));
-        host.window.ops = static_cast<uint32_t>(rng.between(1, 12));
-        host.window.bytes = rng.chance(5000) ? page_bytes_ * rng.between(1, 12) : 8 << 20;
-        host.num_pages = static_cast<uint32_t>(most_pages_ + 1 + rng.below(20));
-        hosts_.push_back(std::move(host));
-    }
-}
-
-// Some runs have no faults, some one kind, most several.
-void World::choose_faults() {
-    Rng& rng = run_.rng;
-    const bool clean = rng.chance(1500);
-    const auto maybe = [&](uint32_t odds) { return !clean && rng.chance(3000) ? odds : 0; };
-    Odds& odds = network_->odds;
-    odds.again = rng.chance(5000) ? 1000 : 0;
-    odds.late = rng.chance(5000) ? 1500 : 0;
-    odds.refused = maybe(60);
-    odds.fails_surely = maybe(200);
-    odds.fails_somehow = maybe(60);
-    odds.twice = maybe(300);
-    odds.overrun = maybe(5);
-    odds.close_fails = rng.chance(2000) ? maybe(2000) : 0;
-    odds.nth_fails = !clean && rng.chance(5000) ? rng.between(1, 60) : 0;
-    arms_late_ = rng.chance(5000) ? 5000 : 0;
-    cancels_ = maybe(300);
-    cuts_ = maybe(20);
-    deaths_ = maybe(15);
-    pauses_ = maybe(100);
-    replays_ = maybe(5000);
-    overtakes_ = maybe(5000);
-    impatience_ = maybe(20);
-}
-
-void World::note_setting() {
-    const Traits& traits = network_->traits();
-    const Odds& odds = network_->odds;
-    run_.note("%llu nodes, %llu layers, pages of %llu bytes, prompts of up to %llu pages", hosts_.size(), layers_,
-              page_bytes_, most_pages_);
-    run_.note("NICs complete early: %llu, land when polled: %llu, hold back: %llu; pieces of a write: %llu",
-              traits.early_completion, traits.lands_when_polled, traits.holds_back, traits.segments);
-    run_.note("in 10,000 steps: %llu cancels, %llu cuts, %llu deaths, %llu pauses", cancels_, cuts_, deaths_, pauses_);
-    run_.note("in 10,000 writes: %llu refused, %llu fail surely, %llu somehow, %llu told twice", odds.refused,
-              odds.fails_surely, odds.fails_somehow, odds.twice);
-    run_.note("in 10,000 polls: %llu overrun; closes: %llu fail; write %llu fails", odds.overrun, odds.close_fails,
-              odds.nth_fails);
+    dead_.clear();
 }
 
 void World::give_birth(Host& host) {
-    host.node = std::make_unique<Node>(
-        run_, *network_, ledger_,
-        NodeConfig{++last_life_, host.number, host.num_nics, host.window, {layers_, host.num_pages, page_bytes_}});
+    const NodeConfig config{.life = ++last_life_,
+                            .host = host.number,
+                            .num_nics = host.num_nics,
+                            .window = host.window,
+                            .shape = {layers_, host.num_pages, page_bytes_},
+                            .memory = memory_,
+                            .is_target = host.decodes};
+    host.node = std::make_unique<Node>(surroundings(), config, [this, &host] { meanwhile(host); });
     host.node->now = now_;
     host.epoch = run_.rng.next();
     if (host.decodes)
-        host.decoder = std::make_unique<Decoder>(run_, *network_, ledger_, *host.node, units_, host.epoch);
+        host.decoder = std::make_unique<Decoder>(run_, witness_, ledger_, *host.node, units_, host.epoch);
     else
-        host.prefiller = std::make_unique<Prefiller>(run_, *network_, *host.node, units_);
+        host.prefiller = std::make_unique<Prefiller>(run_, witness_, *host.node, units_);
 }
 
 // -- the wild part ----------------------------------------------------------------------------------------------------
@@ -140,10 +75,35 @@ void World::wild_step() {
             if (host.decoder && !host.node->paused && run_.rng.chance(1500)) host.decoder->arm_one();
             break;
         default:
-            for (uint64_t times = run_.rng.below(12); times > 0; --times) network_->step();
+            carry(run_.rng.below(12));
     }
     go_wrong();
     check();
+}
+
+void World::carry(uint64_t times) {
+    for (; times > 0; --times) {
+        network_->step();
+        if (memory_ == KvMemory::Gpu) gpu_.step();
+    }
+}
+
+// Bytes are copied into the memory of one: the others go on, and may hang up on it.
+void World::meanwhile(const Host& busy) {
+    if (in_a_copy_ || !run_.rng.chance(overtaken_)) return;
+    in_a_copy_ = true;
+    run_.tally.meanwhile += 1;
+    Link& link = *links_[run_.rng.below(links_.size())];
+    if (link.decoder.node == busy.node.get() && run_.rng.chance(hangups_)) cut(link);
+    for (uint64_t times = run_.rng.between(1, 24); times > 0; --times) {
+        Host& host = hosts_[run_.rng.below(hosts_.size())];
+        if (&host == &busy || host.node->paused) continue;
+        deliver(&busy);
+        turn(host);
+        hear(host);
+        if (host.prefiller) host.prefiller->compute();
+    }
+    in_a_copy_ = false;
 }
 
 void World::check() {
@@ -197,7 +157,9 @@ Link* World::link_of(Host& decoder, Host& prefiller, bool dial) {
     auto link = std::make_unique<Link>();
     link->decoder.node = decoder.node.get();
     link->prefiller.node = prefiller.node.get();
-    for (Side* side : {&link->decoder, &link->prefiller}) side->endpoint = side->node->open_endpoint();
+    const bool local = memory_ == KvMemory::Shared && run_.rng.chance(7000);
+    run_.tally.local += local ? 1 : 0;
+    for (Side* side : {&link->decoder, &link->prefiller}) side->endpoint = side->node->open_endpoint(local);
     const auto meet = [this](Side& here, Side& there) {
         auto descriptor = there.node->worker->describe(there.endpoint, {there.node->region});
         if (!descriptor) return run_.violate(descriptor.error().message);
@@ -230,14 +192,15 @@ void World::new_prompt() {
 }
 
 // One message of one link, to a node that is not paused.
-void World::deliver() {
+void World::deliver(const Host* but) {
     if (links_.empty()) return;
     const size_t first = run_.rng.below(links_.size());
     for (size_t i = 0; i < links_.size(); ++i) {
         Link& link = *links_[(first + i) % links_.size()];
         for (Host& host : hosts_) {
             Side& side = host.decodes ? link.decoder : link.prefiller;
-            if (side.node != host.node.get() || !side.up() || side.inbox.empty() || host.node->paused) continue;
+            if (side.node != host.node.get() || !side.up() || side.inbox.empty()) continue;
+            if (&host == but || host.node->paused) continue;
             return host.decodes ? host.decoder->hear(link) : host.prefiller->hear(link);
         }
     }
@@ -285,9 +248,11 @@ void World::die(Host& host) {
             other->deliver({});
         }
     }
-    network_->die(host.node->life());
+    run_.faults = true;
+    host.node->die();
     host.decoder.reset();
     host.prefiller.reset();
+    if (memory_ == KvMemory::Shared) dead_.push_back(std::move(host.node));
     host.node.reset();
 }
 
@@ -295,6 +260,7 @@ void World::die(Host& host) {
 void World::calm_down() {
     run_.note("calm");
     network_->odds = {};
+    gpu_.fails = 0;
     for (Host& host : hosts_) host.node->paused = false;
     int still = 0;  // sweeps in which nothing happened
     size_t seen = 0;
@@ -324,7 +290,7 @@ void World::sweep() {
         check();
     }
     for (int i = 0; i < 8; ++i) deliver();
-    for (int i = 0; i < 32; ++i) network_->step();
+    carry(32);
     check();
 }
 
@@ -363,8 +329,10 @@ void World::end() {
         host.node->check_nothing_left(host.decoder ? host.decoder->num_attempts() : 0);
         host.node->worker.reset();
     }
-    if (network_->open_ports() > 0) run_.violate("a port is left open");
-    if (network_->open_memories() > 0) run_.violate("memory is left registered");
+    dead_.clear();
+    if (witness_.open_ports() > 0) run_.violate("a port is left open");
+    if (network_->open_memories() > 0 && witness_.fences_that_do_not_stand() == 0)
+        run_.violate("memory is left registered");
 }
 
 }  // namespace sim

@@ -31,6 +31,7 @@ class World {
         uint64_t epoch = 0;
         Message stale;  // a request of a former life
     };
+    Surroundings surroundings() { return {run_, *network_, witness_, ledger_, gpu_}; }
 
     void choose_shapes();
     void choose_faults();
@@ -47,18 +48,24 @@ class World {
     Host& any(bool decodes);
     Link* link_of(Host& decoder, Host& prefiller, bool dial);
     void new_prompt();
-    void deliver();
+    void deliver(const Host* but = nullptr);
     void die(Host& host);
     void cut(Link& link);
+    void meanwhile(const Host& busy);
+    void carry(uint64_t times);
     void turn(Host& host);
     void hear(Host& host);
 
     Run& run_;
     Ledger ledger_;
+    Witness witness_;
+    SimGpu gpu_;
     std::unique_ptr<Network> network_;
+    KvMemory memory_ = KvMemory::Host;
     uint32_t layers_ = 1;
     uint32_t page_bytes_ = 16;
     Units units_;
+    std::vector<std::unique_ptr<Node>> dead_;  // whose shared memory others still map
     std::vector<Host> hosts_;
     std::vector<std::unique_ptr<Link>> links_;
     uint32_t last_life_ = 0;
@@ -73,6 +80,9 @@ class World {
     uint32_t replays_ = 0;
     uint32_t overtakes_ = 0;
     uint32_t impatience_ = 0;
+    uint32_t overtaken_ = 0;  // per copy between processes
+    uint32_t hangups_ = 0;    // of these
+    bool in_a_copy_ = false;
     pdd::TimePoint now_{std::chrono::hours(1)};
 };
 
