@@ -6,8 +6,8 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "gpu/device.h"
@@ -71,7 +71,7 @@ class SimGpu {
     Ledger& ledger_;
     std::vector<std::unique_ptr<Device>> devices_;
     std::vector<std::unique_ptr<Stream>> streams_;
-    std::set<void*> pinned_;
+    std::map<void*, size_t> pinned_;
 };
 
 }  // namespace sim
