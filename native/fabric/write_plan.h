@@ -45,6 +45,8 @@ class WritePlan {
     const Geometry& geometry() const { return geometry_; }
     uint32_t size() const { return static_cast<uint32_t>(entries_.size()); }
     PlanEntry entry(uint32_t index) const;
+    // Where it lies, for whoever will want it soon and fetches it ahead.
+    const void* place(uint32_t index) const { return &entries_[index]; }
     // Sum of units of [begin, end) in one layer.
     uint64_t units(uint32_t begin, uint32_t end) const { return units_before(end) - units_before(begin); }
     // The end of the furthest byte that any layer touches on either side.
@@ -115,6 +117,7 @@ class WriteCursor {
         if (done()) return 0;
         return plan_->units(next_, end_) + (last_layer_ - layer_ - 1) * plan_->units(begin_, end_);
     }
+    const void* place() const { return plan_->place(next_); }  // of the next entry
     // The next write; at most `max_segments` pieces. Only when not done. Does not move: a refused post asks again.
     WriteBatch peek(size_t max_segments) const;
     void advance(const WriteBatch& batch) {
