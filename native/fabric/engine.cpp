@@ -25,23 +25,26 @@ const Error kClosed{"the fabric is closed", FI_ESHUTDOWN};
 
 }  // namespace
 
-Engine::Group::Group(uint32_t number, LayerWatcher& watcher)
+Engine::Group::Group(uint32_t number, LayerWatcher* watcher)
     : number(number), commands(kCommandRing), events(kEventRing), watcher_(watcher) {}
 
 void Engine::Group::set(Alarm alarm) {
+    if (watcher_ == nullptr) return live_.set(std::move(alarm));
     alarm.id |= static_cast<uint64_t>(number) << kAlarmBits;
-    watcher_.set(std::move(alarm));
+    watcher_->set(std::move(alarm));
 }
 
 void Engine::Group::clear(std::vector<uint64_t> ids) {
+    if (watcher_ == nullptr) return live_.clear(ids);
     for (auto& id : ids) id |= static_cast<uint64_t>(number) << kAlarmBits;
-    watcher_.clear(std::move(ids));
+    watcher_->clear(std::move(ids));
 }
 
-Engine::Shared::Shared(size_t num_groups, bool spin)
-    : watcher([this](uint64_t id, uint32_t from, uint32_t to) { fire(id, from, to); }, spin) {
+Engine::Shared::Shared(size_t num_groups, bool watched) {
+    const auto fire_on = [this](uint64_t id, uint32_t from, uint32_t to) { fire(id, from, to); };
+    if (watched) watcher = std::make_unique<LayerWatcher>(fire_on);
     for (size_t group = 0; group < num_groups; ++group)
-        groups.push_back(std::make_unique<Group>(static_cast<uint32_t>(group), watcher));
+        groups.push_back(std::make_unique<Group>(static_cast<uint32_t>(group), watcher.get()));
 }
 
 // A worker never waits for the watcher, so waiting here can not be a circle.
@@ -79,7 +82,7 @@ Result<std::unique_ptr<Engine>> Engine::open(const EngineConfig& config, NicOpen
                      FI_EINVAL};
 
     std::unique_ptr<Engine> engine(new Engine);
-    engine->shared_ = std::make_shared<Shared>(num_groups, !idle->blocks());
+    engine->shared_ = std::make_shared<Shared>(num_groups, idle->blocks());
     for (const auto& group : engine->shared_->groups)
         if (group->events.fileno() < 0 || group->commands.fd() < 0)
             return Error{"eventfd: no file descriptor is left", FI_EMFILE};
@@ -162,7 +165,7 @@ Status Engine::close() {
         all = all && done;
     }
     threads_.clear();
-    shared_->watcher.stop();
+    if (shared_->watcher) shared_->watcher->stop();
     if (all) return {};
     return Error{"close: the provider did not return within 5 s", FI_ETIMEDOUT};
 }

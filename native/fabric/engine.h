@@ -113,10 +113,12 @@ class Engine {
   private:
     // One worker and what goes in and out of it.
     struct Group final : Alarms {
-        Group(uint32_t number, LayerWatcher& watcher);
-        // -- the watcher is one for all groups: alarms carry the group's number in their highest bits
+        Group(uint32_t number, LayerWatcher* watcher);
+        // -- the watcher is one for all groups: alarms carry the group's number in their highest bits; without one, the
+        // worker looks itself
         void set(Alarm alarm) override;
         void clear(std::vector<uint64_t> ids) override;
+        bool look(const Fire& fire) override { return live_.fire(fire); }
 
         const uint32_t number;
         CommandQueue commands;
@@ -128,16 +130,17 @@ class Engine {
         bool ended = false;              // guarded by ended_mutex
 
       private:
-        LayerWatcher& watcher_;
+        LayerWatcher* watcher_;
+        LiveAlarms live_;  // the worker's thread only
     };
     // Everything that workers and watcher touch: it outlives the Engine if a thread can not be joined.
     struct Shared {
-        Shared(size_t num_groups, bool spin);
+        Shared(size_t num_groups, bool watched);
         void fire(uint64_t id, uint32_t from, uint32_t to);
 
         ImmTable imms;
         std::vector<std::unique_ptr<Group>> groups;
-        LayerWatcher watcher;
+        std::unique_ptr<LayerWatcher> watcher;  // null where workers spin
         std::mutex ended_mutex;
         std::condition_variable ended_changed;
     };

@@ -2,9 +2,9 @@
 //
 // Nothing of it lies in a file system, so nothing is left behind by a killed node; its name is random; any user of the
 // network namespace can list it, so it is no secret: the secret goes over the authenticated peer link. Whoever connects
-// from another user is hung up on. Reaching it proves the same kernel and network namespace: a container with one of its
-// own finds nothing there. After the one message with descriptors it carries single bytes, each of which wakes the other
-// end, and its end of stream says that the other process is gone.
+// from another user is hung up on. Reaching it proves the same kernel and network namespace: a container with one of
+// its own finds nothing there. After the one message with descriptors it carries single bytes, each of which wakes the
+// other end, and its end of stream says that the other process is gone.
 #pragma once
 
 #include <array>

@@ -48,6 +48,10 @@ Worker::Worker(WorkerConfig config, Nics nics, CommandQueue& commands, Alarms& a
       regions_(nics_, config_.group, config_.num_groups),
       flight_(config_.flight_bytes),
       nic_windows_(nics_.size(), Window({kNicWindows * config_.window.ops, kNicWindows * config_.window.bytes})),
+      fire_([this](uint64_t alarm, uint32_t from, uint32_t to) {
+          command::Fire fire{alarm, from, to};
+          execute(fire);
+      }),
       sleeper_(nics_, commands) {}
 
 void Worker::run() {
@@ -65,6 +69,7 @@ bool Worker::turn(TimePoint now) {
     now_ = now;
     bool worked = take_commands();
     for (auto& [id, peer] : peers_) worked |= peer->poll() > 0;
+    worked |= alarms_.look(fire_);
     worked |= pump();
     forget_alarms();
     return worked;

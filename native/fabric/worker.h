@@ -109,6 +109,7 @@ class Worker {
     std::unordered_map<uint64_t, ArmedPlan> armed_;  // by alarm
     std::vector<uint64_t> dropped_alarms_;
     uint64_t next_alarm_ = 1;
+    const Alarms::Fire fire_;  // what a look() of our own finds
     Sleeper sleeper_;
 };
 

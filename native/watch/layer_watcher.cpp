@@ -16,11 +16,11 @@ constexpr uint32_t kShortSleep = 20;  // us
 // its caches (5 ms throughout: 410 wakings and 4 % of a prefill of 2 s).
 constexpr std::chrono::milliseconds kPatience{5};
 constexpr uint32_t kDoublings = 4;
-constexpr uint32_t kLongSleep = 200;               // us: small against the compute time of a layer (2 to 35 ms on GPUs)
+constexpr uint32_t kLongSleep = 200;  // us: small against the compute time of a layer (2 to 35 ms on GPUs)
 
 }  // namespace
 
-LayerWatcher::LayerWatcher(Fire fire, bool spin) : fire_(std::move(fire)), spin_(spin), thread_([this] { run(); }) {}
+LayerWatcher::LayerWatcher(Fire fire) : fire_(std::move(fire)), thread_([this] { run(); }) {}
 
 LayerWatcher::~LayerWatcher() {
     stop();
@@ -55,22 +55,23 @@ void LayerWatcher::stop() {
 }
 
 void LayerWatcher::run() {
-    std::vector<Live> live;
     uint32_t turns = 0;
     while (!stopping_.load()) {
-        if (live.empty() && !inbox_.load()) {
+        if (live_.empty() && !inbox_.load()) {
             std::unique_lock lock(mutex_);
             changed_.wait(lock, [this] { return stopping_.load() || inbox_.load(); });
         }
-        if (take_inbox(live)) turns = 0;
-        if (step(live))
+        if (take_inbox()) turns = 0;
+        const Counter* counter = live_.only_counter();
+        const uint64_t seen = counter != nullptr ? counter->value() : 0;  // before any alarm is compared with it
+        if (live_.fire(fire_))
             turns = 0;
-        else if (!live.empty())
-            idle(turns++, live);
+        else if (!live_.empty())
+            idle(turns++, counter, seen);
     }
 }
 
-bool LayerWatcher::take_inbox(std::vector<Live>& live) {
+bool LayerWatcher::take_inbox() {
     if (!inbox_.load()) return false;
     std::vector<Alarm> fresh;
     std::vector<uint64_t> gone;
@@ -80,38 +81,17 @@ bool LayerWatcher::take_inbox(std::vector<Live>& live) {
         gone.swap(to_clear_);
         inbox_.store(false);
     }
-    for (auto& alarm : fresh) live.push_back({std::move(alarm), 0});
-    std::erase_if(live,
-                  [&](const Live& one) { return std::find(gone.begin(), gone.end(), one.alarm.id) != gone.end(); });
+    for (auto& alarm : fresh) live_.set(std::move(alarm));
+    live_.clear(gone);
     return true;
 }
 
-bool LayerWatcher::step(std::vector<Live>& live) {
-    bool moved = false;
-    if (!live.empty()) seen_ = live.front().alarm.counter->value();  // before any alarm is compared: see idle()
-    for (auto& one : live) {
-        const uint64_t value = one.alarm.counter->value();
-        if (value < one.alarm.first_value + one.fired) continue;
-        const uint64_t ready = std::min<uint64_t>(value - one.alarm.first_value + 1, one.alarm.num_values);
-        fire_(one.alarm.id, one.fired, static_cast<uint32_t>(ready));
-        one.fired = static_cast<uint32_t>(ready);
-        moved = true;
-    }
-    std::erase_if(live, [](const Live& one) { return one.fired == one.alarm.num_values; });
-    return moved;
-}
-
-void LayerWatcher::idle(uint32_t turns, const std::vector<Live>& live) {
-    if (spin_ || turns < kSpins) {
+// Sleeps on the counter that all wait for, if whoever moves it wakes sleepers.
+void LayerWatcher::idle(uint32_t turns, const Counter* counter, uint64_t seen) {
+    if (turns < kSpins) {
         cpu_pause();
-        return;
-    }
-    const auto& counter = live.front().alarm.counter;
-    const bool wakes = counter->wakes() && std::all_of(live.begin(), live.end(), [&](const Live& one) {
-                           return one.alarm.counter == counter;
-                       });
-    if (wakes) {
-        counter->wait(seen_, kPatience * (1 << std::min(turns - kSpins, kDoublings)));
+    } else if (counter != nullptr && counter->wakes()) {
+        counter->wait(seen, kPatience * (1 << std::min(turns - kSpins, kDoublings)));
     } else if (turns < kSpins + kYields) {
         std::this_thread::yield();
     } else {

@@ -31,9 +31,10 @@ for line in sys.stdin:
 """
 
 
-def test_layers_of_another_process_arrive_as_its_counter_moves(stack: Stack, make_pair: Callable[..., Pair]) -> None:
+@pytest.mark.parametrize("idle", ["auto", "spin"])  # a watcher looks, or the worker itself
+def test_layers_of_another_process_arrive_as_its_counter_moves(idle: str, stack: Stack, make_pair: Callable[..., Pair]) -> None:
     pages = 8
-    pair = make_pair(stack, num_pages=LAYERS * pages)
+    pair = make_pair(stack, num_pages=LAYERS * pages, idle=idle)
     fabric = pair.writer.fabric
     counter, counter_fd = native.Counter.create()
     nbytes = LAYERS * pages * PAGE
@@ -94,8 +95,9 @@ def test_layers_of_another_process_arrive_as_its_counter_moves(stack: Stack, mak
     os.close(arena_fd)
 
 
-def test_a_counter_that_jumps_fires_many_layers(best_stack: Stack, make_pair: Callable[..., Pair]) -> None:
-    pair = make_pair(best_stack)
+@pytest.mark.parametrize("idle", ["auto", "spin"])
+def test_a_counter_that_jumps_fires_many_layers(idle: str, best_stack: Stack, make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair(best_stack, idle=idle)
     fabric = pair.writer.fabric
     watch = pair.writer.watch()
     for _ in range(3):
@@ -118,6 +120,29 @@ def test_a_counter_that_jumps_fires_many_layers(best_stack: Stack, make_pair: Ca
     for _ in range(4):
         pair.writer.bump(watch)
     assert pair.reader.wait(native.IMM_REACHED, key)[2] == 16
+    assert fabric.stats()["armed_plans"] == 0
+
+
+@pytest.mark.parametrize("idle", ["auto", "spin"])
+def test_a_cancelled_plan_never_fires(idle: str, best_stack: Stack, make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair(best_stack, idle=idle)
+    fabric = pair.writer.fabric
+    watch = pair.writer.watch()
+    key = pair.reader.call("imm_allocate", pair.from_writer)
+    gone, kept = (fabric.open_transfer(pair.to_reader, key) for _ in range(2))
+    for transfer in (gone, kept):
+        fabric.arm(transfer, watch, 1, pair.writer.plan([0], [10], layers=4, src_stride=2, dst_stride=20), 0, 1)
+    fabric.cancel(gone)
+    fabric.finish(kept)
+    assert pair.writer.wait(native.TRANSFER_DONE, gone)[2:] == [0, 4, 0, "cancelled"]
+    for _ in range(4):
+        pair.writer.bump(watch)
+    assert pair.writer.wait(native.TRANSFER_DONE, kept)[2:] == [4, 0, 0, ""]
+    deadline = time.monotonic() + 10
+    while pair.reader.call("imm_arrived", key) < 4:  # a completion is no proof that it landed
+        assert time.monotonic() < deadline
+    time.sleep(0.05)
+    assert pair.reader.call("imm_arrived", key) == 4
     assert fabric.stats()["armed_plans"] == 0
 
 

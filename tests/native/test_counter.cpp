@@ -1,4 +1,5 @@
 // Counter and LayerWatcher: every value fires once, in order, jumps included; clearing and stopping are final.
+#include <array>
 #include <atomic>
 #include <map>
 #include <mutex>
@@ -27,7 +28,7 @@ void two_mappings_share_one_value() {
 }
 
 struct Heard {
-    LayerWatcher::Fire ear() {
+    Alarms::Fire ear() {
         return [this](uint64_t id, uint32_t from, uint32_t to) {
             const std::lock_guard lock(mutex);
             CHECK(from < to && from == upto[id]);
@@ -43,9 +44,9 @@ struct Heard {
     std::atomic<uint64_t> total{0};
 };
 
-void fires_each_value_once_in_order(bool spin) {
+void fires_each_value_once_in_order() {
     Heard heard;
-    LayerWatcher watcher(heard.ear(), spin);
+    LayerWatcher watcher(heard.ear());
     const auto one = counter();
     const auto two = counter();
     for (int i = 0; i < 5; ++i) one->bump();
@@ -81,9 +82,9 @@ void a_bump_wakes_a_sleeper_of_another_mapping() {
     }
 }
 
-void a_cleared_alarm_is_silent(bool spin) {
+void a_cleared_alarm_is_silent() {
     Heard heard;
-    LayerWatcher watcher(heard.ear(), spin);
+    LayerWatcher watcher(heard.ear());
     const auto gone = counter();
     const auto kept = counter();
     watcher.set({1, gone, 1, 5});
@@ -100,16 +101,16 @@ void a_cleared_alarm_is_silent(bool spin) {
     CHECK(gone.use_count() <= 2);
 }
 
-void stopping_ends_the_thread_with_alarms_set(bool spin) {
+void stopping_ends_the_thread_with_alarms_set() {
     Heard heard;
-    LayerWatcher watcher(heard.ear(), spin);
+    LayerWatcher watcher(heard.ear());
     watcher.set({1, counter(), 1, 5});
     watcher.stop();
     watcher.stop();
     CHECK(heard.total == 0);
 }
 
-void what_was_written_before_a_bump_is_seen_after_it(bool spin) {
+void what_was_written_before_a_bump_is_seen_after_it() {
     static uint64_t data[8];
     std::atomic<bool> wrong{false};
     std::atomic<uint64_t> seen{0};
@@ -119,7 +120,7 @@ void what_was_written_before_a_bump_is_seen_after_it(bool spin) {
             if (data[i % 8] < i + 1) wrong = true;
         seen = to;
     };
-    LayerWatcher watcher(check, spin);
+    LayerWatcher watcher(check);
     watcher.set({1, line, 1, 5000});
     for (uint64_t i = 0; i < 5000; ++i) {
         while (seen.load() + 8 <= i) std::this_thread::yield();
@@ -130,15 +131,33 @@ void what_was_written_before_a_bump_is_seen_after_it(bool spin) {
     CHECK(!wrong);
 }
 
+void the_only_counter_is_one_that_all_wait_for() {
+    LiveAlarms live;
+    CHECK(live.only_counter() == nullptr);
+    const auto one = counter();
+    live.set({1, one, 1, 1});
+    live.set({2, one, 2, 1});
+    CHECK(live.only_counter() == one.get());
+    live.set({3, counter(), 1, 1});
+    CHECK(live.only_counter() == nullptr);
+    live.clear(std::array<uint64_t, 1>{3});
+    CHECK(live.only_counter() == one.get());
+    Heard heard;
+    one->bump();
+    CHECK(live.fire(heard.ear()) && heard.upto[1] == 1 && !heard.upto.contains(2) && !live.empty());
+    CHECK(!live.fire(heard.ear()));
+    one->bump();
+    CHECK(live.fire(heard.ear()) && heard.upto[2] == 1 && live.empty());
+}
+
 }  // namespace
 
 int main() {
     two_mappings_share_one_value();
     a_bump_wakes_a_sleeper_of_another_mapping();
-    for (const bool spin : {false, true}) {
-        fires_each_value_once_in_order(spin);
-        a_cleared_alarm_is_silent(spin);
-        stopping_ends_the_thread_with_alarms_set(spin);
-        what_was_written_before_a_bump_is_seen_after_it(spin);
-    }
+    fires_each_value_once_in_order();
+    a_cleared_alarm_is_silent();
+    stopping_ends_the_thread_with_alarms_set();
+    what_was_written_before_a_bump_is_seen_after_it();
+    the_only_counter_is_one_that_all_wait_for();
 }

@@ -19,6 +19,13 @@ void SimAlarms::clear(std::vector<uint64_t> ids) {
     std::erase_if(live_, [this](const Live& one) { return one.cleared && run_.rng.chance(5000); });
 }
 
+bool SimAlarms::look(const Fire& fire) {
+    pdd::command::Fire due{};
+    if (!run_.rng.chance(1000) || !this->fire(due)) return false;
+    fire(due.alarm, due.from, due.to);
+    return true;
+}
+
 bool SimAlarms::fire(pdd::command::Fire& out) {
     if (live_.empty()) return false;
     const size_t first = run_.rng.below(live_.size());

@@ -18,12 +18,14 @@
 
 namespace sim {
 
-// Alarms that fire late, several layers at once, and once more though they were just cleared.
+// Alarms that fire late, several layers at once, and once more though they were just cleared: by command, as from a
+// watcher, or in the worker's own look.
 class SimAlarms final : public pdd::Alarms {
   public:
     explicit SimAlarms(Run& run) : run_(run) {}
     void set(Alarm alarm) override { live_.push_back({std::move(alarm), 0, false}); }
     void clear(std::vector<uint64_t> ids) override;
+    bool look(const Fire& fire) override;
     // Fires one that is due.
     bool fire(pdd::command::Fire& out);
     // None is set; cleared ones do not count.
