@@ -332,7 +332,7 @@ def main() -> int:
     parser.add_argument("--providers", default="tcp", help="pdd's, with commas")
     parser.add_argument("--sizes", default="4KiB,16KiB,64KiB,256KiB,1MiB,4MiB")
     parser.add_argument("--layout", default="scattered,adjacent")
-    parser.add_argument("--seconds", type=float, default=0.2, help="of one turn")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of one turn: 16 requests of 64 MiB at once are 0.2 s")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--layers", type=int, default=205, help="for latency, the first 5 not counted")
     parser.add_argument("--without", default="", help="contenders to leave out, with commas")
