@@ -18,6 +18,7 @@ import pytest_asyncio
 
 from pdd.api.app import ApiSettings, create_app
 from pdd.api.server import ApiServer
+from pdd.daemon.listen import bind_tcp
 from tests.api.fakes import FakeService, SmallTokenizer
 
 Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -53,7 +54,7 @@ async def running(
     service: FakeService, settings: ApiSettings = SETTINGS, *, serve_generation: bool = True, key: str = "none",
     tls: ssl.SSLContext | None = None, max_connections: int = 64,
 ) -> AsyncIterator[Node]:
-    sock = socket.create_server(("127.0.0.1", 0))
+    sock = bind_tcp("127.0.0.1:0", "api.listen")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # its connections inherit it; soon full if nobody reads
     stop = asyncio.Event()
     app = create_app(service, settings, stop=stop, serve_generation=serve_generation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from pdd.address import Address, is_loopback, parse_address
@@ -50,6 +52,14 @@ def test_any_free_port_is_for_listening_only() -> None:
                 bind_tcp(f"127.0.0.1:{port}", key)
             assert f"in the settings, or {flag} HOST:PORT" in caught.value.hint
             assert f"`ss -ltnp 'sport = :{port}'`" in caught.value.hint
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_no_connection_waits_for_acknowledgements(host: str) -> None:
+    with bind_tcp(f"{host}:0", "api.listen") as sock:
+        sock.setblocking(True)
+        with socket.create_connection(sock.getsockname()[:2]), sock.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize(
