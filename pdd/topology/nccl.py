@@ -44,6 +44,7 @@ class _Reader:
         self.gpus: list[Gpu] = []
         self.nics: list[Nic] = []
         self.links: list[GpuLink] = []
+        self._seen: set[tuple[str, str]] = set()  # host and address; files of several hosts repeat addresses
 
     def cpu(self, element: Element) -> None:
         numa = names.index(element.get("numaid"))
@@ -57,7 +58,10 @@ class _Reader:
                 self._nets(child, PciDevice("", "", (), numa))
             elif child.tag == "pci":
                 device = _device(child, root, above, numa)
-                self._pci(child, device)
+                place = (element.get("host_hash"), device.address)
+                if not device.address or place not in self._seen:  # named again, it is where it was named first
+                    self._pci(child, device)
+                self._seen.add(place)
                 waiting += [(each, (*above, device.address)) for each in reversed(child.children) if each.tag == "pci"]
 
     def _pci(self, element: Element, device: PciDevice) -> None:

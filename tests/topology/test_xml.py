@@ -169,6 +169,21 @@ def test_nccl_without_names(tmp_path: Path) -> None:
     assert [(pair["path"], pair["chosen"]) for pair in document["pairs"]] == [("PIX", True)]
 
 
+def test_nccl_counts_a_device_once_per_host(tmp_path: Path) -> None:
+    """One that is named twice is where it was named first; files of several hosts have the same addresses for other devices.
+    What is below a switch that is named twice counts."""
+    gpu, nic = '<pci busid="0001:00:00.0" class="0x030200"/>', '<pci busid="0101:00:00.0" class="0x020700"/>'
+    switch = '<pci busid="0000:01:00.0" class="0x060400">{}</pci>'
+    text = f"""<system version="1">
+      <cpu host_hash="0xa" numaid="0" affinity="0000000f">{switch.format(gpu + nic + gpu)}</cpu>
+      <cpu host_hash="0xa" numaid="1" affinity="000000f0">{switch.format(nic + gpu.replace("0001:", "0002:"))}</cpu>
+      <cpu host_hash="0xb" numaid="0" affinity="0000000f">{gpu}</cpu></system>"""
+    machine = load(tmp_path, text)
+    assert [(gpu.pci.address, gpu.pci.root) for gpu in machine.gpus] == [
+        ("0001:00:00.0", "cpu0xa0"), ("0001:00:00.0", "cpu0xb0"), ("0002:00:00.0", "cpu0xa1")]
+    assert [nic.pci.numa for nic in machine.nics if nic.pci] == [0]
+
+
 def test_nccl_hops_break_ties_below_one_bridge(tmp_path: Path) -> None:
     """Both NICs are PXB to both GPUs; one is nearer to GPU1, so the other is left to GPU0."""
     nic = '<pci busid="0000:{0}:00.0" class="0x020700"><nic><net name="{1}" port="1" speed="200000"/></nic></pci>'
