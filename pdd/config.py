@@ -1,37 +1,36 @@
-"""The settings of a node: one frozen model, its units, and where each value came from.
+"""The settings of a node: one frozen model, its sections, and what may change while a node runs.
 
 A setting is `section.key`. `load` takes, strongest first: flags and `--set`, `PDD_SECTION__KEY` variables,
 `conf.d/*.toml` beside the file (sorted), the file, the defaults below. It reports every mistake of all sources at
 once. The `description` of each field is the text of etc/pdd.toml and of `pdd config schema`; man/pdd.toml.5 is
 checked against the keys.
 
-Not here: reading of sources (config_sources.py), rules between settings and the loading itself (config_load.py),
-secrets. A secret is never a setting: a setting names the file that holds it, and `config_load.read_credential` reads it.
+Not here: how values are written (config_types.py), reading of sources (config_sources.py), rules between settings
+(config_rules.py), the loading itself (config_load.py), secrets (config_credentials.py).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import socket
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from annotated_types import Le
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
-from pdd import names, units
-from pdd.address import parse_address
+from pdd.config_types import (
+    LARGEST_INT32,
+    CompatNames,
+    Duration,
+    ListenAddress,
+    Name,
+    OptionalListenAddress,
+    PeerAddresses,
+    Provider,
+    RequiredProvider,
+    Size,
+    Strings,
+)
 
 Role = Literal["prefill", "decode", "both"]
-
-
-@dataclasses.dataclass(frozen=True)
-class TextForm:
-    """How a number is written in TOML when it carries a unit. Found in a field's metadata."""
-
-    noun: str
-    parse: Callable[[str], float]
-    format: Callable[[Any], str]
 
 
 class Live:
@@ -40,87 +39,6 @@ class Live:
 
 
 LIVE = Live()
-
-
-def _reader(form: TextForm) -> BeforeValidator:
-    def read(value: object) -> float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return form.parse(f"{value}")
-        if not isinstance(value, str):
-            raise ValueError(f'{value!r} is no {form.noun}; write a text like "{form.format(30)}"')
-        return form.parse(value)
-
-    return BeforeValidator(read)
-
-
-def _tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _listen_address(text: str) -> str:
-    return str(parse_address(text, listen=True))
-
-
-def _optional_listen_address(text: str) -> str:
-    return _listen_address(text) if text else text
-
-
-def _peer_address(text: str) -> str:
-    return str(parse_address(text))
-
-
-_PROVIDERS = ("efa", "verbs", "tcp")
-_NO_PROVIDERS = {
-    "net": "libfabric before 1.18 calls tcp that; write tcp",
-    "verbs;ofi_rxm": "write verbs",
-    "shm": "it cannot carry KV: nothing stops the writes of a peer that died or hangs; on one host, tcp over loopback can",
-    "tcp;ofi_rxm": "it crashes: 1.17 when an endpoint closes under incoming writes, 2.x in the survivor of a killed peer",
-    "sockets": "it starves its own progress thread and is deprecated",
-}
-
-
-def _provider(text: str) -> str:
-    """One that pdd can fence; native code refuses the same ones, whoever asks."""
-    if text not in _PROVIDERS:
-        why = _NO_PROVIDERS.get(text, "it is none that pdd uses")
-        raise ValueError(f"{text!r} is refused: {why} (one of {', '.join(_PROVIDERS)})")
-    return text
-
-
-def _wanted_provider(text: str) -> str:
-    return text if text == "auto" else _provider(text)
-
-
-def _required_provider(text: str) -> str:
-    return _provider(text) if text else text
-
-
-def _compatible(text: str) -> str:
-    if text != "vllm":
-        raise ValueError(f"{text!r} is none whose names pdd knows (vllm)")
-    return text
-
-
-_DURATION = TextForm("duration", units.parse_duration, units.format_duration)
-_SIZE = TextForm("size", units.parse_size, units.format_size)
-_LARGEST_BYTES = 1 << 30
-_INT32 = 2**31 - 1  # numbers of tokens and of pages are int32 on the wire and in tensors
-Duration = Annotated[
-    float, _reader(_DURATION), Le(units.LONGEST_SECONDS), _DURATION,
-    WithJsonSchema({"type": "string", "examples": ["30s", "5m"]}),
-]
-Size = Annotated[
-    int, _reader(_SIZE), Le(_LARGEST_BYTES), _SIZE, WithJsonSchema({"type": "string", "examples": ["8MiB"]})
-]
-Provider = Annotated[str, AfterValidator(_wanted_provider)]
-RequiredProvider = Annotated[str, AfterValidator(_required_provider)]
-ListenAddress = Annotated[str, AfterValidator(_listen_address)]
-OptionalListenAddress = Annotated[str, AfterValidator(_optional_listen_address)]
-PeerAddress = Annotated[str, AfterValidator(_peer_address)]
-Strings = Annotated[tuple[str, ...], BeforeValidator(_tuple)]
-PeerAddresses = Annotated[tuple[PeerAddress, ...], BeforeValidator(_tuple)]
-CompatNames = Annotated[tuple[Annotated[str, AfterValidator(_compatible)], ...], BeforeValidator(_tuple)]
-Name = Annotated[str, Field(pattern=names.PATTERN)]
 
 
 def _hostname() -> str:
@@ -154,7 +72,7 @@ class Model(Section):
         default="auto", description="Type of weights and KV. auto: as the checkpoint says."
     )
     max_context: int = Field(
-        default=0, ge=0, le=_INT32, description="Most tokens of prompt and answer together. 0: what the model allows."
+        default=0, ge=0, le=LARGEST_INT32, description="Most tokens of prompt and answer together. 0: what the model allows."
     )
 
 
@@ -214,7 +132,7 @@ class Scheduler(Section):
         "it is answered 504. It does not bound the life of a request.",
     )
     local_prefill_tokens: Annotated[int, LIVE] = Field(
-        default=0, ge=0, le=_INT32, description="A decoder prefills prompts up to this many tokens itself. 0: never."
+        default=0, ge=0, le=LARGEST_INT32, description="A decoder prefills prompts up to this many tokens itself. 0: never."
     )
     local_prefill_fallback: Annotated[bool, LIVE] = Field(
         default=False,
@@ -233,7 +151,7 @@ class Kv(Section):
         description="Token slots of a page. Two nodes that work together may differ; the smaller must divide the larger.",
     )
     num_pages: int = Field(
-        default=0, ge=0, le=_INT32, description="Pages of the pool of each group. 0: as many as memory_fraction allows."
+        default=0, ge=0, le=LARGEST_INT32, description="Pages of the pool of each group. 0: as many as memory_fraction allows."
     )
     memory_fraction: float = Field(
         default=0.2,
@@ -424,7 +342,3 @@ def values(config: Config) -> dict[str, Any]:
 def is_live(field: Any) -> bool:
     """Whether a running node takes a new value of it."""
     return any(isinstance(item, Live) for item in field.metadata)
-
-
-def text_form(field: Any) -> TextForm | None:
-    return next((item for item in field.metadata if isinstance(item, TextForm)), None)

@@ -1,28 +1,27 @@
 """Loads the settings of a node: merges the sources, checks all of them, and says everything that is wrong at once.
 
-`load` returns the config and the origin of each key, or raises ConfigProblems with every mistake. Rules that involve
-more than one setting are in `_cross_checks`; they also run when other settings are wrong, as far as the keys they
-look at are fine.
+`load` returns the config and the origin of each key, or raises ConfigProblems with every mistake. The rules that involve
+more than one setting (config_rules.py) also run when other settings are wrong, as far as the keys they look at are fine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import itertools
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
 from pdd import config_sources as sources
 from pdd import names
-from pdd.address import parse_address
-from pdd.config import Api, Config, all_fields, sections, text_form, values
+from pdd.config import Config, all_fields, sections, values
+from pdd.config_rules import broken_rules
 from pdd.config_sources import Origin, Problem, Setting
+from pdd.config_types import text_form
 from pdd.errors import ConfigError
 from pdd.units import counted
 
@@ -227,11 +226,11 @@ def _validate(winners: Mapping[str, Setting], demo: bool) -> tuple[Config, list[
         rest |= {key: [values[key][index] for index in good] for key, good in entries.items()}
         rest.setdefault("node.role", "both")  # stands in for the wrong one, whose rules are skipped below
         usable = Config.model_validate(_nested(rest))
-        more = [rule for rule in _cross_checks(usable, origins, demo, entries) if not rule.keys & wrong]
+        more = [rule for rule in broken_rules(usable, origins, demo, entries) if not rule.keys & wrong]
         # What a rule says of a list as a whole is not known while entries of it are wrong.
         told = [rule.problem for rule in more if rule.is_of_entry or not rule.keys & entries.keys()]
         return usable, [*problems.values(), *told], wrong
-    return config, [rule.problem for rule in _cross_checks(config, origins, demo, {})], frozenset()
+    return config, [rule.problem for rule in broken_rules(config, origins, demo, {})], frozenset()
 
 
 def _good_entries(entries: Sequence[Any], wrong: set[int | None]) -> list[int]:
@@ -286,125 +285,3 @@ def _explain(key: str, field: Any, item: Any) -> str:
         shown = form.format(value) if form and not isinstance(value, str) else str(value)
         return f"{shown} must be {words[item['type']]} {limit}"
     return str(item["msg"])
-
-
-# -- rules between settings --------------------------------------------------------------------------------------------
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Broken:
-    """A rule that does not hold: `keys` are the settings that it looks at."""
-
-    problem: Problem
-    keys: set[str]
-    is_of_entry: bool  # of a list, and not of the list as a whole
-
-
-def _cross_checks(
-    config: Config, origins: Mapping[str, Origin], demo: bool, entries: Mapping[str, Sequence[int]]
-) -> list[_Broken]:
-    """Mistakes that are in no single setting. `entries`: of a list that lost its wrong entries, where the others stood."""
-    found: list[_Broken] = []
-
-    def report(key: str, message: str, *others: str, index: int | None = None) -> None:
-        known = (origins[each] for each in (key, *others) if each in origins)
-        origin = origins.get(key) or next((each for each in known if each.kind == "file"), Origin("default"))
-        place = entries[key][index] if index is not None and key in entries else index
-        found.append(_Broken(Problem.at(origin, key, message, index=place), {key, *others}, index is not None))
-
-    if not config.model.path and not demo:
-        report("model.path", "required; the folder of the model (or start with --demo)")
-    if config.node.role == "prefill" and not config.peers.listen:
-        report("peers.listen", "required for role prefill; decoders connect to it", "node.role")
-    _check_role(config, report)
-    addresses: list[tuple[str, int | None, str]] = [("api.listen", None, config.api.listen)]
-    addresses += [("peers.listen", None, config.peers.listen)] if config.peers.listen else []
-    addresses += [("peers.static", index, peer) for index, peer in enumerate(config.peers.static)]
-    for key, index, address in addresses:
-        place = parse_address(address, listen=True)
-        if place.port == 0:
-            report(key, f"{address} has no port", index=index)
-        if key != "api.listen" and not place.is_loopback and not config.peers.token_credential:
-            report(
-                key,
-                f"{address} is not loopback: peers must prove a shared token; set peers.token_credential",
-                "peers.token_credential",
-                index=index,
-            )
-    if not parse_address(config.api.listen, listen=True).is_loopback and not config.api.api_keys_credential:
-        report(
-            "api.listen",
-            f"{config.api.listen} is not loopback: clients must have a key; set api.api_keys_credential",
-            "api.api_keys_credential",
-        )
-    if config.api.tls_key and not config.api.tls_cert:
-        report("api.tls_key", "is the key of no certificate: set api.tls_cert", "api.tls_cert")
-    required, wanted = config.fabric.require, config.fabric.provider
-    if required and wanted not in ("auto", required):
-        report("fabric.require", f"{required} is required and fabric.provider asks for {wanted}: no start can have both",
-               "fabric.provider")
-    order = ("heartbeat", "suspect_after", "dead_after")
-    for less, more in itertools.pairwise(order):
-        if getattr(config.peers, less) >= getattr(config.peers, more):
-            report(f"peers.{more}", f"must be longer than peers.{less}", f"peers.{less}")
-    return found
-
-
-def _check_role(config: Config, report: Callable[..., None]) -> None:
-    """What a role would pass over, or could not work without."""
-    role, peers = config.node.role, config.peers
-    if role == "decode" and peers.listen:
-        report("peers.listen", "role decode takes no work of decoders; remove it, or use role prefill or both", "node.role")
-    if role != "decode" and peers.static:
-        what = "prefills by itself and asks no prefiller" if role == "both" else "is asked, and connects to nobody"
-        where = "use role decode" if role == "both" else "set it on the decoders"
-        report("peers.static", f"role {role} {what}; remove it, or {where}", "node.role")
-    if config.engine.dp > 1 and peers.listen:
-        report(
-            "engine.dp",
-            "a node that takes prompts of decoders (peers.listen) has one group, whose layer counter tells when KV can be "
-            "sent: start more prefillers instead, decoders use all that they are told of",
-            "peers.listen",
-            "node.role",
-        )
-    if role == "decode" and not peers.static and not config.scheduler.local_prefill_fallback:
-        report(
-            "peers.static",
-            "role decode needs a prefiller: set peers.static (--peer HOST:PORT), or "
-            "scheduler.local_prefill_fallback = true to prefill here, or use role both",
-            "node.role",
-            "scheduler.local_prefill_fallback",
-        )
-
-
-# -- secrets -----------------------------------------------------------------------------------------------------------
-def credential_path(name: str, env: Mapping[str, str] | None = None) -> Path:
-    """The file of a credential: a path, or a bare name that LoadCredential= put under $CREDENTIALS_DIRECTORY."""
-    directory = (os.environ if env is None else env).get("CREDENTIALS_DIRECTORY")
-    return Path(directory) / name if directory and "/" not in name else Path(name)
-
-
-def tls_files(api: Api) -> tuple[Path, Path | None] | None:
-    """Certificate and key of the HTTP port, or None without TLS."""
-    key = credential_path(api.tls_key) if api.tls_key else None
-    return (credential_path(api.tls_cert), key) if api.tls_cert else None
-
-
-def read_credential(name: str, key: str, env: Mapping[str, str] | None = None) -> tuple[SecretStr, ...]:
-    """The non-empty lines of a credential file: none when `name` is empty.
-
-    Args:
-        name: a path, or a bare name that systemd's LoadCredential= put under $CREDENTIALS_DIRECTORY.
-        key: the setting that names it, for the message.
-    Raises:
-        ConfigProblems: it cannot be read or is empty. The content is never shown.
-    """
-    if not name:
-        return ()
-    path = credential_path(name, env)
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigProblems([Problem("", key, f"{path} cannot be read: {reason}")]) from None
-    if not lines:
-        raise ConfigProblems([Problem("", key, f"{path} is empty")])
-    return tuple(SecretStr(line) for line in lines)

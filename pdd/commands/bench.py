@@ -91,7 +91,7 @@ def token_for(options: Globals, file: Path | None, address: Address) -> bytes | 
     Raises:
         UsageError: no token, and the address is not loopback. ConfigError: its file cannot be read.
     """
-    from pdd.config_load import read_credential
+    from pdd.config_credentials import read_credential
 
     name = str(file.absolute()) if file else configured(options.config, "peers.token_credential") or ""
     tokens = read_credential(name, "--token-file" if file else "peers.token_credential")

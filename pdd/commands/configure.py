@@ -16,6 +16,7 @@ from pdd.commands.common import Globals, print_json
 from pdd.config import Config
 from pdd.config_load import ConfigProblems, Origins, explained, load, of_file, reading_order
 from pdd.config_sources import Problem, variable_name
+from pdd.config_types import text_form
 from pdd.errors import EXIT_CONFIG
 from pdd.units import counted
 
@@ -99,7 +100,7 @@ def schema(options: Globals) -> None:
 # -- forms of the model ------------------------------------------------------------------------------------------------
 def toml_text(field: Any, value: Any) -> str:
     """A value as it stands in TOML."""
-    form = config.text_form(field)
+    form = text_form(field)
     return _toml(value if form is None else form.format(value))
 
 
@@ -142,7 +143,7 @@ def json_schema() -> dict[str, Any]:
     for section in config.sections().values():
         for key, field in section.model_fields.items():
             entry = document["$defs"][section.__name__]["properties"][key]
-            form = config.text_form(field)
+            form = text_form(field)
             if form is not None and field.default is not PydanticUndefined:
                 entry["default"] = form.format(field.default)
     for entry in document["properties"].values():

@@ -20,7 +20,8 @@ from typing import Literal
 
 from pdd.api.tls import server_context
 from pdd.config import Api, Config
-from pdd.config_load import ConfigProblems, Origins, credential_path, read_credential, reading_order, tls_files
+from pdd.config_credentials import credential_path, read_credential, tls_files
+from pdd.config_load import ConfigProblems, Origins, reading_order
 from pdd.config_sources import Origin, Problem
 from pdd.errors import ConfigError, ModelError
 from pdd.model.config import load_config

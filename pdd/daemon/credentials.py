@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from pdd.config import Config
-from pdd.config_load import read_credential
+from pdd.config_credentials import read_credential
 
 API_KEYS, PEER_TOKEN = "api.api_keys_credential", "peers.token_credential"
 

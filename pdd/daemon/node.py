@@ -22,7 +22,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from pdd import config_load, open_files
+from pdd import config_credentials, open_files
 from pdd.address import parse_address
 from pdd.api.app import ApiSettings, create_app
 from pdd.api.edge import ApiKeys
@@ -30,6 +30,7 @@ from pdd.api.server import ApiServer
 from pdd.api.service import Limits
 from pdd.api.tls import server_context
 from pdd.config import Config
+from pdd.config_load import Origins
 from pdd.control import dump_files, paths
 from pdd.control.schema import RateWindows
 from pdd.control.server import ControlServer
@@ -94,7 +95,7 @@ class Phase:
 class Node:
     """Owner: the main loop. Use: `await start()`, …, `drain.begin()`, `await drain.quiet()`, `await close()`."""
 
-    def __init__(self, config: Config, origins: config_load.Origins | None = None, *, demo: bool = False,
+    def __init__(self, config: Config, origins: Origins | None = None, *, demo: bool = False,
                  reread: Reread | None = None) -> None:
         """`origins`: where each setting comes from, for whoever asks. `reread`: for a reload; None: they cannot change."""
         self.config = config
@@ -175,7 +176,7 @@ class Node:
         config = self.config
         self.credentials = Credentials.read(config)
         self._api_keys.replace(self.credentials.api_keys)
-        tls = config_load.tls_files(config.api)
+        tls = config_credentials.tls_files(config.api)
         sockets = ControlSockets.bind(self._run_dir, config.node.name, config.control.group)
         self._control = ControlServer(self.documents, sockets)
         api_socket = bind_tcp(config.api.listen, "api.listen")

@@ -20,7 +20,7 @@ from typing import Any
 from pdd import open_files
 from pdd.address import parse_address
 from pdd.config import Config
-from pdd.config_load import credential_path
+from pdd.config_credentials import credential_path
 from pdd.config_sources import Problem
 from pdd.control import paths
 from pdd.doctor import clock, holders

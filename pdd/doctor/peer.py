@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pdd.address import Address
 from pdd.config import Config
-from pdd.config_load import read_credential
+from pdd.config_credentials import read_credential
 from pdd.control.schema_check import CheckResult
 from pdd.doctor.verdict import FAIL, PASS, SKIP, Check, Verdict
 from pdd.errors import ModelError, PeerIncompatible, PeerLost, PeerUnauthenticated

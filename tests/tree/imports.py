@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LAYERS = (
-    ("errors", "findings", "history", "address", "config", "config_sources", "config_load", "units", "metrics", "metrics_vllm", "log",
-     "log_ring", "memfd", "installed", "names", "open_files",
+    ("errors", "findings", "history", "address", "config", "config_types", "config_sources", "config_rules", "config_load",
+     "config_credentials", "units", "metrics", "metrics_vllm", "log", "log_ring", "memfd", "installed", "names", "open_files",
      "sdnotify", "states", "version"),
     ("topology",),
     ("fabric", "kv"),

@@ -12,7 +12,8 @@ import pytest
 
 from pdd import config
 from pdd.config import Config, all_fields
-from pdd.config_load import ConfigProblems, load, read_credential
+from pdd.config_credentials import read_credential
+from pdd.config_load import ConfigProblems, load
 from pdd.config_sources import from_flag, positions, search_path
 from pdd.engine.request import KvSource
 from pdd.messenger.router import route
