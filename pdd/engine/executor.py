@@ -8,9 +8,7 @@ All ranks are listened to together (`gather.py`): the first failure ends the ste
 died without a word is taken for the cause of what others then say; ranks that answer late are all killed, and those
 that the others waited for in their common memory (group_memory.py) are named.
 
-One thread of its own, the keeper, spawns the ranks, reads their stderr into the log and watches their pidfds, so that a
-death is told while no step runs, too. The keeper lives as long as the ranks: the kernel kills a rank when the *thread*
-that started it ends, which also covers a daemon that was killed; so does the closed socketpair.
+The processes themselves are the keeper's (`rank_keeper.py`), which also tells of a death while no step runs.
 
 A rank that died or hangs is not restarted: nothing of the KV it held can be trusted. `start`, `watch` and `close`
 belong to the daemon, `execute` to the engine thread, which must have ended before `close`.
@@ -18,19 +16,11 @@ belong to the daemon, `execute` to the engine thread, which must have ended befo
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
-import logging
 import os
-import selectors
-import signal
-import socket
-import subprocess
-import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import IO
 
 import msgspec
 
@@ -38,9 +28,9 @@ from pdd.engine import group_memory
 from pdd.engine.agreement import check_ready, check_results
 from pdd.engine.batch import StepPlan, StepResult
 from pdd.engine.gather import DeathTold, Gathering, Message, RankGone, Take
-from pdd.engine.rank_process import rank_command, rank_environment
+from pdd.engine.rank_keeper import RankKeeper
+from pdd.engine.rank_process import rank_command
 from pdd.engine.rank_protocol import (
-    Channel,
     ChannelClosed,
     KvSize,
     RankFailed,
@@ -56,12 +46,8 @@ from pdd.engine.rank_protocol import (
 from pdd.errors import EngineError, LimitError, PddError, RankDied
 
 START_TIMEOUT_SECONDS = 600.0  # a large checkpoint from a cold disk
-SHUTDOWN_SECONDS = 2.0  # from Shutdown to SIGKILL
 DEATH_NOTE_SECONDS = 1.0  # from a closed socket to the exit status that explains it
 CAUSE_SECONDS = 0.2  # from what one rank says of its failure to the death of another that was the cause
-MAX_STDERR_LINE = 4096  # bytes
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,18 +57,6 @@ class RankInfo:
     ready: RankReady
     kv_fd: int  # of `ready.kv_bytes`, a memfd or what else `ready.kv_kind` says
     counter_fd: int | None  # memfd of the layer counter; rank 0 only
-
-
-@dataclasses.dataclass(slots=True)
-class _Rank:
-    """What the keeper keeps of one process."""
-
-    number: int
-    process: subprocess.Popen[bytes]
-    pidfd: int
-    stderr: IO[bytes]
-    partial: bytes = b""
-    last_lines: collections.deque[str] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=5))
 
 
 class RankExecutor:
@@ -101,21 +75,8 @@ class RankExecutor:
         self._step_timeout = step_timeout
         self._start_timeout = start_timeout
         self._on_progress = on_progress
-        self._command = command
-        self._prefix = f"{name} " if name else ""
-        self._channels: list[Channel] = []
+        self._keeper = RankKeeper(init.world, init.threads, command, f"{name} " if name else "")
         self._infos: tuple[RankInfo, ...] = ()
-        self._ranks: list[_Rank] = []
-        self._keeper = threading.Thread(target=self._keep, name="pdd-ranks", daemon=True)
-        self._spawned = threading.Event()
-        self._spawn_error: OSError | None = None
-        self._lock = threading.Lock()  # of the five below; held for assignments only
-        self._death: RankDied | None = None
-        self._dead_rank: int | None = None
-        self._on_death: Callable[[RankDied], object] | None = None
-        self._closing = False
-        self._died = threading.Event()
-        self._death_fd: int | None = None  # an eventfd that says the same, for whoever waits for the ranks
         self._gathering: Gathering | None = None  # from `start` on
         self._group_fd: int | None = None  # of the memory of several ranks
         self._failed = False  # an exchange has: ranks may wait for one that is no more
@@ -128,22 +89,15 @@ class RankExecutor:
             ModelError, ConfigError, LimitError: the ranks cannot run this model with these settings or this memory.
             RankDied: a rank ended, or did not get ready in time.
         """
-        self._death_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         if self._init.world > 1:
             try:
                 self._group_fd = group_memory.create(self._init.world)
             except OSError as error:
                 raise LimitError(f"{self._init.world} ranks cannot have memory in common: {error.strerror}",
                                  hint="Look at the limits of open files and address space (ulimit -n, ulimit -v).") from error
-        self._keeper.start()
-        self._spawned.wait()
         try:
-            if self._spawn_error is not None:
-                raise EngineError(
-                    f"a rank process cannot be started: {self._spawn_error}",
-                    hint="Look at this service's limits of processes and memory (TasksMax, MemoryMax, ulimit -u).",
-                ) from self._spawn_error
-            self._gathering = Gathering(self._channels, self._death_fd)
+            death_fd = self._keeper.start()
+            self._gathering = Gathering(self._keeper.channels, death_fd)
             self._await_ready()
             check_ready([info.ready for info in self._infos])
         except BaseException:
@@ -153,40 +107,28 @@ class RankExecutor:
 
     def watch(self, on_death: Callable[[RankDied], object]) -> None:
         """Has `on_death` called once, on the keeper's thread, when a rank ends; at once if one has."""
-        with self._lock:
-            self._on_death, death = on_death, self._death
-        if death is not None:
-            on_death(death)
+        self._keeper.watch(on_death)
 
     def close(self) -> None:
         """Ends the ranks. Idempotent; takes at most a few seconds. A `start` on another thread then raises RankDied."""
-        with self._lock:
-            first, self._closing = not self._closing, True
+        first = self._keeper.begin_close()
         if first:
-            for channel in self._channels:
+            for channel in self._keeper.channels:
                 with contextlib.suppress(ChannelClosed):
                     channel.send(Shutdown())
-            deadline = time.monotonic() + (0.0 if self._failed or self._death is not None else SHUTDOWN_SECONDS)
-            for rank in self._ranks:
-                try:
-                    rank.process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    rank.process.kill()
-        if self._keeper.is_alive() and self._keeper is not threading.current_thread():
-            self._keeper.join(SHUTDOWN_SECONDS)
+            self._keeper.end(patient=not self._failed)
+        self._keeper.join()
         if first:
-            for channel in self._channels:
+            for channel in self._keeper.channels:
                 channel.close()
             for info in self._infos:
                 os.close(info.kv_fd)
                 if info.counter_fd is not None:
                     os.close(info.counter_fd)
-            with self._lock:  # a keeper that still lives would write into whatever has this number next
-                death_fd, self._death_fd = self._death_fd, None
+            self._keeper.close_death_fd()
             group_fd, self._group_fd = self._group_fd, None
-            for fd in (death_fd, group_fd):
-                if fd is not None:
-                    os.close(fd)
+            if group_fd is not None:
+                os.close(group_fd)
 
     # -- engine thread --------------------------------------------------------------------------------------------
     def execute(self, plan: StepPlan) -> StepResult:
@@ -205,7 +147,7 @@ class RankExecutor:
             results[rank] = message.result
             return True
 
-        frames = [encode_frame(RunStep(plan))] * len(self._channels)
+        frames = [encode_frame(RunStep(plan))] * len(self._keeper.channels)
         self._exchange(frames, take, f"step {plan.step}", time.monotonic() + self._step_timeout, self._step_timeout)
         if len(results) > 1:
             check_results([results[rank] for rank in range(len(results))])
@@ -222,7 +164,7 @@ class RankExecutor:
                 return False
             if not isinstance(message, RankReady) or rank in infos:
                 raise self._refusal(rank, "KvSize", message)
-            fds = self._channels[rank].take_fds()
+            fds = self._keeper.channels[rank].take_fds()
             expected = 2 if rank == 0 else 1
             if len(fds) != expected:
                 for fd in fds:
@@ -249,7 +191,7 @@ class RankExecutor:
             fits[rank] = message.num_pages
             return True
 
-        for rank, channel in enumerate(self._channels):
+        for rank, channel in enumerate(self._keeper.channels):
             with contextlib.suppress(ChannelClosed):  # which is heard below
                 shared = () if self._group_fd is None else (self._group_fd,)
                 channel.send(msgspec.structs.replace(self._init, rank=rank), shared)
@@ -279,7 +221,8 @@ class RankExecutor:
             raise self._first_failure(gone.rank, None, gone) from gone
         except DeathTold:
             ended = RankDied("the ranks of this node were told to end")
-            raise self._first_failure(self._dead_rank, None, ended) from None
+            death = self._keeper.first_death
+            raise self._first_failure(None if death is None else death[0], None, ended) from None
         if late:
             awaited = late
             if self._group_fd is not None:
@@ -291,9 +234,9 @@ class RankExecutor:
                 f"killed{waited}",
                 hint="Look at the load of this machine; engine.step_timeout bounds a step of engine.max_batch_tokens tokens.",
             )
-            self._note_death(hung, awaited[0])
+            self._keeper.note_death(hung, awaited[0])
             for rank in late:
-                self._ranks[rank].process.kill()
+                self._keeper.ranks[rank].process.kill()
             raise hung
 
     def _refusal(self, rank: int, what: str, message: Message) -> PddError:
@@ -311,11 +254,11 @@ class RankExecutor:
         """
         if said is None and rank is not None:
             said = self._last_words(rank)
-        if said is None or len(self._channels) > 1:
-            self._died.wait(DEATH_NOTE_SECONDS if said is None else CAUSE_SECONDS)
-        death, dead = self._death, self._dead_rank
-        if death is None or dead is None:
+        if said is None or len(self._keeper.channels) > 1:
+            self._keeper.wait_for_death(DEATH_NOTE_SECONDS if said is None else CAUSE_SECONDS)
+        if self._keeper.first_death is None:
             return said or sign
+        dead, death = self._keeper.first_death
         words = self._last_words(dead) if dead != rank else None
         if said is not None and (dead == rank or words is not None):
             return said
@@ -333,86 +276,6 @@ class RankExecutor:
             return None
         return None
 
-    # -- keeper ---------------------------------------------------------------------------------------------------
-    def _keep(self) -> None:
-        try:
-            for number in range(self._init.world):
-                self._spawn(number)
-        except OSError as error:
-            self._spawn_error = error
-        finally:
-            self._spawned.set()
-        with selectors.DefaultSelector() as selector:
-            for rank in self._ranks:
-                selector.register(rank.pidfd, selectors.EVENT_READ, rank)
-                selector.register(rank.stderr, selectors.EVENT_READ, rank)
-            while selector.get_map():
-                for key, _ in selector.select():
-                    rank = key.data
-                    if key.fd == rank.pidfd:
-                        selector.unregister(rank.pidfd)
-                        self._reap(rank)
-                    elif not self._read_stderr(rank):
-                        selector.unregister(rank.stderr)
-                        rank.stderr.close()
-
-    def _spawn(self, number: int) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = subprocess.Popen(
-                    self._command(theirs.fileno()), pass_fds=(theirs.fileno(),), start_new_session=True,
-                    env=rank_environment(self._init.threads), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                )
-            except OSError:
-                ours.close()
-                raise
-        assert process.stderr is not None
-        os.set_blocking(process.stderr.fileno(), False)
-        self._channels.append(Channel(ours))
-        self._ranks.append(_Rank(number, process, os.pidfd_open(process.pid), process.stderr))
-
-    def _read_stderr(self, rank: _Rank) -> bool:
-        """Logs what is there; False at its end."""
-        try:
-            data = os.read(rank.stderr.fileno(), 1 << 16)  # what a pipe holds at most
-        except BlockingIOError:
-            return True
-        *lines, rank.partial = (rank.partial + data).split(b"\n")
-        if rank.partial and (not data or len(rank.partial) > MAX_STDERR_LINE):
-            lines, rank.partial = [*lines, rank.partial], b""
-        for line in lines:
-            text = line[:MAX_STDERR_LINE].decode(errors="replace").rstrip()
-            if text:
-                rank.last_lines.append(text)
-                _log.warning("%srank %d: %s", self._prefix, rank.number, text)
-        return bool(data)
-
-    def _reap(self, rank: _Rank) -> None:
-        status = rank.process.wait()
-        os.close(rank.pidfd)
-        if not rank.stderr.closed:
-            self._read_stderr(rank)  # all that the pipe holds: its last words explain the death
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-        words = f": {rank.last_lines[-1]}" if rank.last_lines else ""
-        death = RankDied(f"rank {rank.number} (pid {rank.process.pid}) {how}{words}",
-                         hint="Its last words are in the log; SIGKILL is often the OOM killer: see dmesg.")
-        self._note_death(death, rank.number)
-
-    def _note_death(self, death: RankDied, rank: int) -> None:
-        """Remembers the first death that nobody asked for, and tells it."""
-        with self._lock:
-            expected = self._closing or self._death is not None
-            if not expected:
-                self._death, self._dead_rank = death, rank
-            on_death = None if expected else self._on_death
-            self._died.set()
-            if self._death_fd is not None:
-                os.eventfd_write(self._death_fd, 1)
-        if not expected:
-            _log.error("%s%s", self._prefix, death)
-        if on_death is not None:
-            on_death(death)
 
 
 def _ranks(numbers: Sequence[int]) -> str:

@@ -55,8 +55,8 @@ def make() -> Iterator[Make]:
     yield make
     for executor in made:
         executor.close()
-        assert not executor._keeper.is_alive()
-        for rank in executor._ranks:
+        assert not executor._keeper._thread.is_alive()
+        for rank in executor._keeper.ranks:
             assert rank.process.returncode is not None
 
 
@@ -100,7 +100,7 @@ def test_close_is_quiet_and_idempotent_and_closes_the_fds(make: Make, caplog: py
     executor.watch(deaths.append)
     executor.close()
     executor.close()
-    assert executor._ranks[0].process.returncode == 0
+    assert executor._keeper.ranks[0].process.returncode == 0
     assert deaths == []
     assert not caplog.records
     for fd in (info.kv_fd, info.counter_fd):
@@ -110,12 +110,12 @@ def test_close_is_quiet_and_idempotent_and_closes_the_fds(make: Make, caplog: py
 
 
 def test_a_rank_that_ignores_shutdown_is_killed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdd.engine.executor.SHUTDOWN_SECONDS", 0.3)
+    monkeypatch.setattr("pdd.engine.rank_keeper.SHUTDOWN_SECONDS", 0.3)
     executor = make("ignore shutdown")
     executor.start()
     executor.close()
-    executor._ranks[0].process.wait(PATIENCE_SECONDS)
-    assert executor._ranks[0].process.returncode == -signal.SIGKILL
+    executor._keeper.ranks[0].process.wait(PATIENCE_SECONDS)
+    assert executor._keeper.ranks[0].process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_rank_that_dies_in_a_step(make: Make) -> None:
     executor.watch(deaths.append)
     with pytest.raises(RankDied, match="was killed by SIGKILL") as caught:
         executor.execute(plan())
-    executor._keeper.join(PATIENCE_SECONDS)
+    executor._keeper._thread.join(PATIENCE_SECONDS)
     assert deaths == [caught.value]
 
 
@@ -190,7 +190,7 @@ def test_a_rank_that_hangs_in_a_step_is_killed(make: Make) -> None:
     executor.watch(deaths.append)
     with pytest.raises(RankDied, match=r"did not finish step 0 within 0\.3 s") as caught:
         executor.execute(plan())
-    executor._keeper.join(PATIENCE_SECONDS)
+    executor._keeper._thread.join(PATIENCE_SECONDS)
     assert deaths == [caught.value]
 
 
@@ -211,7 +211,7 @@ def test_a_death_is_told_while_no_step_runs(make: Make, world: int) -> None:
     told = threading.Event()
     deaths: list[RankDied] = []
     executor.watch(lambda death: (deaths.append(death), told.set()))
-    os.kill(executor._ranks[-1].process.pid, signal.SIGKILL)
+    os.kill(executor._keeper.ranks[-1].process.pid, signal.SIGKILL)
     assert told.wait(PATIENCE_SECONDS)
     assert f"rank {world - 1}" in str(deaths[0])
     assert "SIGKILL" in str(deaths[0])
@@ -242,7 +242,7 @@ def test_the_first_failure_ends_a_step_that_the_others_never_would(
     others = [f"hang in step@{other}" for other in range(world) if other != rank]
     executor = make(",".join([f"{behaviour}@{rank}", *others]), world=world, step_timeout=10 * PATIENCE_SECONDS)
     error = step_of(executor)
-    for each in executor._ranks:
+    for each in executor._keeper.ranks:
         each.process.kill()  # a close would wait for them
     assert type(error) is kind
     assert words in str(error)
@@ -266,7 +266,7 @@ def test_every_rank_that_is_late_is_named_and_killed(make: Make, behaviour: str,
     error = step_of(executor)
     assert str(error).startswith(f"{who} did not finish step 0 within 0.5 s")
     for rank in who.split(" ", 1)[1].split(", "):
-        process = executor._ranks[int(rank)].process
+        process = executor._keeper.ranks[int(rank)].process
         process.wait(PATIENCE_SECONDS)
         assert process.returncode == -signal.SIGKILL
 
@@ -280,17 +280,17 @@ def test_every_rank_that_is_late_is_named_and_killed(make: Make, behaviour: str,
 def test_of_ranks_that_are_late_those_that_the_others_wait_for_are_named(make: Make, behaviour: str, world: int, who: str) -> None:
     executor = make(behaviour, world=world, step_timeout=0.5)
     assert str(step_of(executor)).startswith(who)
-    for rank in executor._ranks:
+    for rank in executor._keeper.ranks:
         rank.process.wait(PATIENCE_SECONDS)
         assert rank.process.returncode == -signal.SIGKILL
 
 
 def test_ranks_that_wait_for_a_dead_one_are_not_waited_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdd.engine.executor.SHUTDOWN_SECONDS", 10 * PATIENCE_SECONDS)
+    monkeypatch.setattr("pdd.engine.rank_keeper.SHUTDOWN_SECONDS", 10 * PATIENCE_SECONDS)
     executor = make("wait in step@0,die in step@1", world=2, step_timeout=10 * PATIENCE_SECONDS)
     assert "rank 1" in str(step_of(executor))
     executor.close()
-    assert executor._ranks[0].process.returncode == -signal.SIGKILL
+    assert executor._keeper.ranks[0].process.returncode == -signal.SIGKILL
 
 
 def test_the_pool_is_as_large_as_the_rank_with_least_room_says(make: Make) -> None:
@@ -331,8 +331,8 @@ def test_what_a_rank_says_at_its_end_is_heard_by_the_next_step(make: Make) -> No
     executor = make("fail when told@1", world=2)
     executor.start()
     executor.execute(plan())
-    os.kill(executor._ranks[1].process.pid, signal.SIGUSR1)
-    assert executor._died.wait(PATIENCE_SECONDS)
+    os.kill(executor._keeper.ranks[1].process.pid, signal.SIGUSR1)
+    assert executor._keeper.wait_for_death(PATIENCE_SECONDS)
     with pytest.raises(EngineError, match="fell off the bus"):
         executor.execute(plan(1))
 
