@@ -3,7 +3,7 @@
 The engine says KvReserved; this module picks a prefiller, allocates and arms a key, asks, and counts. It settles
 every attempt with the engine exactly once for good: WHOLE when the units are all there, RELEASED when nothing that
 names the pages can land any more. What cannot be proved is QUARANTINED by fencing the link, and RELEASED by the fence
-alone. No timer ever frees a page: timers cancel, and an unanswered cancel fences.
+alone (settling.py). No timer ever frees a page: timers cancel, and an unanswered cancel fences.
 
     nothing happens     no unit arrives, the prefiller's heartbeats show no progress -> Cancel, then another prefiller
     cancel unanswered   -> fence          counts that do not add up -> fence          more units than expected -> fence
@@ -20,11 +20,10 @@ import random
 from collections.abc import Callable, Sequence
 
 from pdd.address import Address
-from pdd.engine.request import EngineEvent, EngineInbox, Finished, KvAbandoned, KvOutcome, KvReserved, KvSource
+from pdd.engine.request import EngineEvent, EngineInbox, Finished, KvAbandoned, KvOutcome, KvReserved
 from pdd.errors import (
     Draining,
     FabricFailure,
-    PddError,
     PeerLost,
     PeerProtocol,
     PrefillRefused,
@@ -44,8 +43,9 @@ from pdd.messenger.ports import Planner
 from pdd.messenger.progress import LinkView
 from pdd.messenger.quiet import QuietLog
 from pdd.messenger.settings import DecoderSettings
-from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus, added
-from pdd.messenger.verdict import Judge, reason
+from pdd.messenger.settling import Settling
+from pdd.messenger.status import AttemptDone, AttemptStatus, DecoderCounters, PeerStatus
+from pdd.messenger.verdict import Judge
 from pdd.states import State
 
 _log = logging.getLogger(__name__)
@@ -64,19 +64,16 @@ class Decoder:
         """`report`: of each attempt that is over. `linked`: called when a prefiller can, or can no longer, be asked."""
         self._rng = rng or random.Random()
         self.peers = PeerTable(addresses, context, self, connect=connect, backoff=backoff, rng=self._rng)
-        self.counters = DecoderCounters()
         self._context = context
         self._fabric = context.fabric
-        self._inbox = inbox
         self._planner = planner
         self._deadlines = _deadlines(context, settings)
-        self._report = report
         self._linked = linked
         self._book = AttemptBook(context.fabric)
         self._judge = Judge(Chooser(self.peers, self._book.outstanding, context.clock), settings)
+        self._settling = Settling(inbox, self._book, self._judge, self._look, report)
         self._quiet = QuietLog(_log, context.clock)
         self._asks = Asks()
-        self._closing = False
         self._ticker: asyncio.Task[None] | None = None
         self._has_attempts = asyncio.Event()
         self._tick_seconds = context.settings.heartbeat / _TICKS_PER_HEARTBEAT
@@ -89,7 +86,7 @@ class Decoder:
 
     async def close(self, fence_seconds: float = 5.0) -> None:
         """Ends every link and attempt; waits for the fences, at most `fence_seconds`."""
-        self._closing = True
+        self._settling.closing = True
         await self.peers.close(fence_seconds)
         if self._ticker is not None:
             self._ticker.cancel()
@@ -107,6 +104,11 @@ class Decoder:
     def attempts(self) -> tuple[AttemptStatus, ...]:
         """Every attempt that is not settled for good, the oldest first."""
         return self._book.status(self._context.clock())
+
+    @property
+    def counters(self) -> DecoderCounters:
+        """Of attempts, since the start."""
+        return self._settling.counters
 
     @property
     def bytes_received(self) -> int:
@@ -151,7 +153,7 @@ class Decoder:
         attempt = Attempt(reserved, state, progress_at=self._awake.seconds)
         self._book.enter(attempt)
         self._has_attempts.set()
-        self._count(attempts=1)
+        self._settling.count(attempts=1)
         self._attend(attempt, self._place)
 
     def _abandon(self, number: int) -> None:
@@ -160,25 +162,25 @@ class Decoder:
             return
         attempt.abandoned = True
         if attempt.state.value is AttemptState.CHOOSING:
-            self._settle(attempt, KvOutcome.RELEASED, "abandoned before anyone was asked")
+            self._settling.settle(attempt, KvOutcome.RELEASED, "abandoned before anyone was asked")
         elif attempt.state.value is AttemptState.REQUESTED:
             self._cancel(attempt, "the client left")
 
     # -- asking a prefiller -----------------------------------------------------------------------------------------
     def _place(self, attempt: Attempt) -> None:
         """Gives a CHOOSING attempt to a prefiller, lets it wait for one, or gives it up."""
-        if self._closing:
-            self._give_up(attempt, Draining("this node is shutting down"))
+        if self._settling.closing:
+            self._settling.give_up(attempt, Draining("this node is shutting down"))
             return
         link = self._judge.choose(attempt)
         if link is not None:
             self._ask(attempt, link)
         elif not self._judge.may_wait(attempt):
-            self._give_up(attempt, self._judge.nobody(attempt))
+            self._settling.give_up(attempt, self._judge.nobody(attempt))
 
     def _ask(self, attempt: Attempt, link: PeerLink) -> None:
         if not attempt.fits_a_frame:
-            self._give_up(attempt, PromptTooLong(f"{attempt.num_tokens} tokens do not fit a request to a prefiller"))
+            self._settling.give_up(attempt, PromptTooLong(f"{attempt.num_tokens} tokens do not fit a request to a prefiller"))
             return
         ends, lengths = (link.peer.geometry, self._context.node.geometry), (attempt.num_tokens, attempt.reserved.skip_tokens)
         attempt.expected_units = self._planner.expected_units(*ends, *lengths)
@@ -188,13 +190,13 @@ class Decoder:
         try:
             key = self._fabric.imm_allocate(link.endpoint)
         except RuntimeError as error:  # FabricError
-            self._give_up(attempt, FabricFailure(f"no key for {link.name}: {error}"))
+            self._settling.give_up(attempt, FabricFailure(f"no key for {link.name}: {error}"))
             return
         attempt.progress_at = self._awake.seconds
         self._book.give(attempt, link, key)
         attempt.state.move(AttemptState.ARMED, link.name)
         if attempt.expected_units == 0:
-            self._whole(attempt)
+            self._settling.whole(attempt)
             return
         self._fabric.imm_arm(key, attempt.expected_units)
         if link.send(attempt.request(self._context.node.epoch)):  # else the link has ended and took the attempt along
@@ -205,7 +207,7 @@ class Decoder:
         assert attempt.link is not None
         attempt.state.move(AttemptState.CANCELLING, why)
         attempt.progress_at = self._awake.seconds
-        self._count(cancels=1)
+        self._settling.count(cancels=1)
         attempt.link.send(wire.Cancel(attempt=attempt.id))
 
     # -- fabric events (ImmHandler) ---------------------------------------------------------------------------------
@@ -213,7 +215,7 @@ class Decoder:
         """The event may be about an earlier use of the key; the count itself is what proves."""
         attempt = self._book.by_key(key)
         if attempt is not None and self._book.arrived(attempt) == attempt.expected_units:
-            self._whole(attempt)
+            self._settling.whole(attempt)
 
     def imm_overrun(self, key: int, arrived: int) -> None:
         attempt = self._book.by_key(key)
@@ -222,7 +224,7 @@ class Decoder:
         assert attempt.link is not None
         arrived = self._book.arrived(attempt)
         if arrived > attempt.expected_units:
-            self._count(overruns=1)
+            self._settling.count(overruns=1)
             why = f"{arrived} units arrived where {attempt.expected_units} were expected"
             attempt.failure = attempt.failure or PeerProtocol(f"{attempt.link.name}: {why}")
             self._fence(attempt, why)
@@ -250,11 +252,11 @@ class Decoder:
         self._linked()
         self._asks.link_down(link)
         for attempt in list(self._book.views[link].attempts.values()):
-            self._attend(attempt, self._quarantine)
+            self._attend(attempt, self._settling.quarantine)
 
     def link_closed(self, link: PeerLink) -> None:
         for attempt in list(self._book.views.pop(link).attempts.values()):
-            self._attend(attempt, self._release_fenced)
+            self._attend(attempt, self._settling.release_fenced)
 
     def pulse(self, link: PeerLink) -> Pulse:
         return Pulse()  # nobody asks a decoder for work
@@ -278,9 +280,9 @@ class Decoder:
         """Settles an attempt whose writes are all terminal, waits for units on the way, or fences."""
         arrived = self._look(attempt)
         if arrived == attempt.expected_units:
-            self._whole(attempt)
+            self._settling.whole(attempt)
         elif arrived == ended.ok_units:
-            self._settle(attempt, KvOutcome.RELEASED, ended.reason.value)
+            self._settling.settle(attempt, KvOutcome.RELEASED, ended.reason.value)
         elif arrived > ended.ok_units:
             self._fence(attempt, f"{arrived} units arrived though only {ended.ok_units} were written")
         elif attempt.state.value is not AttemptState.DRAINING:
@@ -297,7 +299,7 @@ class Decoder:
             if attempt.link is not None:
                 attempt.link.fence(failure)
             elif attempt.state.value is AttemptState.CHOOSING:
-                self._give_up(attempt, failure)
+                self._settling.give_up(attempt, failure)
 
     # -- deadlines ----------------------------------------------------------------------------------------------------
     async def _tick_for_ever(self) -> None:
@@ -336,7 +338,7 @@ class Decoder:
             case Late.STALLED, why:
                 assert attempt.link is not None
                 attempt.failure = RequestTimeout(f"the prefill on {attempt.link.name} {why}")
-                self._count(stalls=1)
+                self._settling.count(stalls=1)
                 self._quiet.log(logging.WARNING, f"{attempt.reserved.request_id}: {attempt.failure}")
                 self._cancel(attempt, "no progress")
 
@@ -347,85 +349,11 @@ class Decoder:
             attempt.arrived_units, attempt.progress_at = arrived, self._awake.seconds
         return arrived
 
-    # -- ends ---------------------------------------------------------------------------------------------------------
-    def _whole(self, attempt: Attempt) -> None:
-        self._count(tokens=attempt.num_tokens)
-        self._judge.retries.forget(attempt.reserved.request_id)
-        assert attempt.link is not None
-        attempt.link.has_carried = True
-        self._settle(attempt, KvOutcome.WHOLE, "whole")
-
-    def _give_up(self, attempt: Attempt, error: PddError) -> None:
-        """Ends an attempt that never reached a prefiller."""
-        attempt.failure = error
-        attempt.retryable = False
-        self._settle(attempt, KvOutcome.RELEASED, str(error))
-
-    def _settle(self, attempt: Attempt, outcome: KvOutcome, why: str) -> None:
-        """WHOLE or RELEASED: the last word about an attempt. Nothing that names its pages can land any more."""
-        self._look(attempt)
-        attempt.state.move(AttemptState.DONE, why)
-        self._book.strike(attempt)
-        self._tell(attempt, whole=outcome is KvOutcome.WHOLE)
-        if outcome is KvOutcome.WHOLE:
-            self._count(whole=1)
-            self._inbox.kv_settled(attempt.id, outcome)
-        else:
-            self._count(released=1)
-            retry, error = self._verdict(attempt)
-            self._inbox.kv_settled(attempt.id, outcome, retry=retry, error=error)
-
-    def _quarantine(self, attempt: Attempt) -> None:
-        """The first word about an attempt whose link has ended; the second comes with the fence."""
-        assert attempt.link is not None
-        link = attempt.link
-        if self._look(attempt) == attempt.expected_units:
-            self._whole(attempt)  # every unit had come before the end
-            return
-        if attempt.failure is None:
-            attempt.failure = PeerLost(f"the link to {link.name} ended: {link.error}")
-        attempt.state.move(AttemptState.FENCING, str(link.error))
-        retry, error = self._verdict(attempt)
-        self._count(quarantined=1)
-        self._inbox.kv_settled(attempt.id, KvOutcome.QUARANTINED, retry=retry, error=error)
-        self._tell(attempt, whole=False)
-
-    def _release_fenced(self, attempt: Attempt) -> None:
-        attempt.state.move(AttemptState.DONE, "fenced")
-        self._book.strike(attempt)
-        self._inbox.kv_settled(attempt.id, KvOutcome.RELEASED)
-
-    def _tell(self, attempt: Attempt, *, whole: bool) -> None:
-        """Reports an attempt that is over, as far as its request is concerned."""
-        num_bytes = attempt.bytes_of(attempt.arrived_units)
-        self._count(bytes=num_bytes)
-        self._report(
-            AttemptDone(
-                request_id=attempt.reserved.request_id, attempt=attempt.id,
-                peer=attempt.link.name if attempt.link is not None else "", whole=whole, why=attempt.state.why,
-                reason="" if whole else reason(attempt), asked=attempt.asked, finished=attempt.state.since,
-                units=attempt.arrived_units, bytes=num_bytes, pages=attempt.arrived_pages,
-                via=attempt.link.via if attempt.link is not None else "", key=attempt.key,
-                expected_units=attempt.expected_units,
-            )
-        )
-
-    def _verdict(self, attempt: Attempt) -> tuple[KvSource | None, Exception | None]:
-        verdict = self._judge.failed(attempt, closing=self._closing)
-        self._count(
-            retries=verdict.retry is KvSource.REMOTE, local_fallbacks=verdict.retry is KvSource.LOCAL,
-            failed=verdict.error is not None,
-        )
-        return verdict.retry, verdict.error
-
     def _fence(self, attempt: Attempt, why: str) -> None:
         """Ends the link of an attempt whose writes nobody can account for; `link_down` does the rest."""
         assert attempt.link is not None
-        self._count(fences=1)
+        self._settling.count(fences=1)
         attempt.link.fence(PeerProtocol(f"{attempt.reserved.request_id}: {why}"))
-
-    def _count(self, **amounts: int) -> None:
-        self.counters = added(self.counters, **amounts)
 
 
 def _deadlines(context: LinkContext, settings: DecoderSettings) -> Deadlines:

@@ -51,15 +51,15 @@ MUTANTS = (
     Mutant("pages freed on cancel at once", "pdd/messenger/decoder.py",
            "        attempt.link.send(wire.Cancel(attempt=attempt.id))\n",
            "        attempt.link.send(wire.Cancel(attempt=attempt.id))\n"
-           "        self._settle(attempt, KvOutcome.RELEASED, why)\n"),
+           "        self._settling.settle(attempt, KvOutcome.RELEASED, why)\n"),
     Mutant("missing tombstone", "pdd/messenger/prefiller.py",
            "            view.tombstones.add(attempt, self._context.clock())", "            len(view.tombstones)"),
     Mutant("stale epoch accepted", "pdd/messenger/requests.py",
            "    if request.epoch != peer.epoch:\n", "    if request.epoch == 0:\n"),
-    Mutant("key reused while its link is fenced", "pdd/messenger/decoder.py",
+    Mutant("key reused while its link is fenced", "pdd/messenger/settling.py",
            "        attempt.state.move(AttemptState.FENCING, str(link.error))\n",
            "        attempt.state.move(AttemptState.FENCING, str(link.error))\n"
-           "        self._fabric.imm_retire(attempt.key)\n"
+           "        self._book._fabric.imm_retire(attempt.key)\n"
            "        attempt.key = None\n"),
     Mutant("fence forgotten by the link", "pdd/messenger/link.py",
            "        self._way.close()\n", "        asyncio.get_running_loop().call_soon(self._become_closed)\n"),
