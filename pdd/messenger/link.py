@@ -32,13 +32,13 @@ from pdd.messenger.frames import FrameStream
 from pdd.messenger.goodbye import InOrder, goodbye, said
 from pdd.messenger.handshake import Compare, LocalNode, Offer
 from pdd.messenger.ports import FabricPort
+from pdd.messenger.round_trips import RoundTrips
 from pdd.messenger.settings import LinkSettings
 from pdd.messenger.way import LinkWay, Unreachable, WayContext
 from pdd.states import Clock, Facts, Recorder, State
 
 _log = logging.getLogger(__name__)
 _TICKS_PER_HEARTBEAT = 2  # so that a tick which comes late counts for less than suspect_after
-_MAX_ECHOES = 64  # heartbeats whose answer may still come
 
 
 class LinkState(enum.Enum):
@@ -121,7 +121,6 @@ class PeerLink:
         self.version = 0  # of the protocol, that both ends speak; once the greetings were exchanged
         self.load = wire.Load()
         self.peer_draining = False
-        self.rtt_seconds: float | None = None
         self.fence_error = ""  # why the fence is not up, while it is not
         self._context = context
         self._way = LinkWay(
@@ -136,11 +135,7 @@ class PeerLink:
         self.ended_at: float | None = None
         self._ended = asyncio.Event()
         self._closed = asyncio.Event()
-        self._seq = 0
-        self._sent_at: dict[int, float] = {}
-        self._pings: list[tuple[int, asyncio.Future[float]]] = []  # (seq of the heartbeat, its round trip)
-        self._last_seq_received = 0
-        self._last_seq_at = 0.0
+        self._trips = RoundTrips()
         self._silence = 0.0
         self._next_beat_at = 0.0
         self._state = State(
@@ -166,6 +161,11 @@ class PeerLink:
     def silence(self) -> float:
         """Seconds of this process's time since the peer's last byte, as of the last tick."""
         return self._silence
+
+    @property
+    def rtt_seconds(self) -> float | None:
+        """Of the latest heartbeat that was answered."""
+        return self._trips.latest
 
     @property
     def lingers(self) -> bool:
@@ -267,32 +267,25 @@ class PeerLink:
         if not self.is_up:
             return
         now = self._context.clock()
-        self._seq += 1
-        self._sent_at[self._seq] = now
-        while len(self._sent_at) > _MAX_ECHOES:
-            del self._sent_at[next(iter(self._sent_at))]
+        mark = self._trips.leave(now)
         try:
             pulse = self._handler.pulse(self)
         except Exception as error:
             self._give_up(error)
             return
-        age = now - self._last_seq_at if self._last_seq_received else 0.0
         self._next_beat_at = now + self._context.settings.heartbeat
         self.send(
             wire.Heartbeat(
-                seq=self._seq, load=pulse.load, draining=pulse.draining, progress=pulse.progress,
-                echo=self._last_seq_received, echo_age_us=max(0, int(age * 1e6)),
+                seq=mark.seq, load=pulse.load, draining=pulse.draining, progress=pulse.progress, echo=mark.echo,
+                echo_age_us=mark.echo_age_us,
             )
         )
 
     def ping(self) -> asyncio.Future[float]:
         """Sends a heartbeat at once; seconds of its round trip, the time that the peer kept it left out. Nothing comes when
         the link ends: bound the wait."""
-        waiting = asyncio.get_running_loop().create_future()
-        self._pings = [(seq, each) for seq, each in self._pings if not each.done()]
         self.beat_now()
-        self._pings.append((self._seq, waiting))
-        return waiting
+        return self._trips.await_latest()
 
     # -- fabric events (EndpointHandler) ----------------------------------------------------------------------------
     def endpoint_failed(self, message: str) -> None:
@@ -397,16 +390,9 @@ class PeerLink:
                     self._handler.link_message(self, message)
 
     def _take_heartbeat(self, beat: wire.Heartbeat) -> None:
-        now = self._context.clock()
-        self._last_seq_received, self._last_seq_at = beat.seq, now
+        self._trips.arrive(beat, self._context.clock())
         self.load = beat.load
         self.peer_draining = beat.draining
-        sent_at = self._sent_at.get(beat.echo)
-        if sent_at is not None:
-            self.rtt_seconds = max(0.0, now - sent_at - beat.echo_age_us / 1e6)
-            for seq, waiting in self._pings:
-                if seq <= beat.echo and not waiting.done():
-                    waiting.set_result(self.rtt_seconds)
         if self.is_up:
             self._handler.link_message(self, beat)
 
