@@ -10,8 +10,6 @@ import pytest
 from pdd.commands import preflight
 from pdd.config_load import load
 from pdd.control import schema
-from pdd.doctor.peer import local_node
-from pdd.messenger.versions import of_decoder
 from tests.control import fake_daemon
 from tests.control.test_cli import clean
 
@@ -45,10 +43,3 @@ def test_ranks_of_all_groups_are_held_against_the_cpus(monkeypatch: pytest.Monke
     found = "\n".join(map(str, preflight.problems(config, origins, demo=True, starting=True)))
     assert told in found
     assert bool(told) == ("share the" in found)
-
-
-def test_what_a_node_would_say_of_itself_has_its_groups() -> None:
-    """`pdd check` and `pdd peers compare` ask on behalf of a node that does not run."""
-    config, _ = load(env={}, assignments=["engine.dp=2"], demo=True, search=False)
-    node = local_node(config)
-    assert (node.geometry.groups, node.versions) == (2, of_decoder(2))
