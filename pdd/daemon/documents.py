@@ -165,8 +165,14 @@ class Documents:
         fabric = self._node.fabric
         return self._node.waterfalls.latest(None if fabric is None else fabric.flight)
 
-    async def flight(self) -> stories.Flight:
-        return await flight.document(self._node, "it was asked for")
+    async def flight(self, why: str = "it was asked for") -> stories.Flight:
+        node = self._node
+        sources = flight.Sources(
+            name=node.config.node.name, role=node.config.node.role, boot_id=node.boot_id, version=node.version,
+            history=node.history, requests=lambda: self.requests().requests or (),
+            plans=None if node.fabric is None else node.fabric.flight, with_stacks=node.config.debug.allow_stacks,
+        )
+        return await flight.document(sources, why)
 
     def request(self, wanted: str) -> schema.Request:
         rows, ended = self._rows(), self._node.ledger.finished()
@@ -248,13 +254,21 @@ class Documents:
         return await self._node.reloader.reload(dry_run=dry_run)
 
     async def ping(self, peer: str, count: int) -> schema_check.Ping:
-        return await peer_calls.ping(self._node, peer, count)
+        return await peer_calls.ping(self._met(), peer, count)
 
     async def compare(self, peer: str) -> schema_check.Comparison:
-        return await peer_calls.compare(self._node, peer)
+        return await peer_calls.compare(self._met(), peer)
 
     async def check(self) -> schema_check.CheckReport:
-        return await self_check.report(self._node)
+        node = self._node
+        return await self_check.report(node.config, node.placement, node.fabric, self._view.dialled())
+
+    def _met(self) -> peer_calls.Met:
+        node = self._node
+        return peer_calls.Met(
+            node.link_context, () if node.decoder is None else node.decoder.peers.peers,
+            () if node.prefiller is None else node.prefiller.listener.links,
+        )
 
     def stacks(self) -> schema.Stacks:
         if not self._node.config.debug.allow_stacks:

@@ -7,19 +7,20 @@ deadline: a worker that hangs in its provider holds up whoever wants to know, an
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from pdd.control import stories
+from pdd.control import schema, stories
 from pdd.daemon import stacks
 from pdd.fabric.types import Caps, FlightLayer, FlightPlan
+from pdd.history import History
 from pdd.messenger.explain import nic_name
 from pdd.states import Change
 
 if TYPE_CHECKING:
-    from pdd.daemon.node import Node
     from pdd.fabric.engine import Fabric
 
 PATIENCE = 1.0  # seconds for the workers' answer
@@ -50,29 +51,37 @@ class FlightReader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-async def document(node: Node, why: str) -> stories.Flight:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sources:
+    """Whose flight, and where it is remembered."""
+
+    name: str
+    role: str
+    boot_id: str
+    version: str
+    history: History
+    requests: Callable[[], Sequence[schema.Request]]  # the live ones, without prompts
+    plans: FlightReader | None  # None: it has no fabric
+    with_stacks: bool
+
+
+async def document(of: Sources, why: str) -> stories.Flight:
     """All of it, with where the threads are."""
     plans: Sequence[FlightPlan] = ()
     unknown = None
-    if node.fabric is None:
+    if of.plans is None:
         unknown = "this node has no fabric"
     else:
         try:
-            plans = await node.fabric.flight.plans(0, MOST_PLANS)
+            plans = await of.plans.plans(0, MOST_PLANS)
         except (RuntimeError, TimeoutError) as error:
             unknown = f"the fabric's workers do not answer: {error!r}"
-    return picture(node, why, plans, unknown)
-
-
-def picture(node: Node, why: str, plans: Sequence[FlightPlan], unknown: str | None) -> stories.Flight:
-    """All of it but the writes, which are given."""
-    names = () if node.fabric is None else node.fabric.flight.nic_names
+    names = () if of.plans is None else of.plans.nic_names
     return stories.Flight(
-        name=node.config.node.name, role=node.config.node.role, boot_id=node.boot_id, version=node.version, why=why,
-        ts=time.time(), ts_mono=time.monotonic(), changes=tuple(map(_change, node.history.latest(_MOST_CHANGES))),
-        plans=tuple(_plan(plan, names) for plan in plans), plans_unknown=unknown,
-        requests=node.documents.requests().requests or (),
-        stacks=stacks.document() if node.config.debug.allow_stacks else None,
+        name=of.name, role=of.role, boot_id=of.boot_id, version=of.version, why=why, ts=time.time(),
+        ts_mono=time.monotonic(), changes=tuple(map(_change, of.history.latest(_MOST_CHANGES))),
+        plans=tuple(_plan(plan, names) for plan in plans), plans_unknown=unknown, requests=tuple(of.requests()),
+        stacks=stacks.document() if of.with_stacks else None,
     )
 
 

@@ -35,7 +35,7 @@ from pdd.control import dump_files, paths
 from pdd.control.schema import RateWindows
 from pdd.control.server import ControlServer
 from pdd.control.sockets import ControlSockets
-from pdd.daemon import flight, loading, placing
+from pdd.daemon import loading, placing
 from pdd.daemon.credentials import Credentials
 from pdd.daemon.dispatch import Dispatch
 from pdd.daemon.documents import Documents
@@ -384,7 +384,7 @@ class Node:
     def _dump(self, why: str, request_id: str = "") -> None:
         """Has the flight recorder written to a file."""
         async def dump() -> None:
-            await self.dumps.write(await flight.document(self, why), request_id)
+            await self.dumps.write(await self.documents.flight(why), request_id)
 
         task = asyncio.get_running_loop().create_task(dump(), name="flight dump")
         self._dumping.add(task)

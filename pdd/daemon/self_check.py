@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from pdd.address import parse_address
+from pdd.config import Config
 from pdd.control import schema_check
+from pdd.daemon.kv_fabric import KvFabric
 from pdd.doctor import gather
 from pdd.doctor.facts import Library
 from pdd.doctor.peer import result
 from pdd.doctor.report import chosen, judge
 from pdd.doctor.verdict import FAIL, PASS, WARN
 from pdd.messenger.status import PeerStatus
+from pdd.topology.placement import Placement
 from pdd.units import show_duration
 
-if TYPE_CHECKING:
-    from pdd.daemon.node import Node
 
-
-async def report(node: Node) -> schema_check.CheckReport:
-    """libfabric is not asked again while the node has its NICs open."""
+async def report(
+    config: Config, placement: Placement | None, fabric: KvFabric | None, dialled: Sequence[PeerStatus]
+) -> schema_check.CheckReport:
+    """libfabric is not asked again while the node has its NICs open (`fabric`)."""
     facts = await asyncio.to_thread(
-        gather.gather, node.config, (), "the running node", library=_library(node), placement=node.placement
+        gather.gather, config, (), "the running node", library=_library(fabric), placement=placement
     )
-    links = (_link(status) for status in node.view.dialled())
+    links = (_link(status) for status in dialled)
     return schema_check.CheckReport(checks=(*judge(facts, chosen(())), *links))
 
 
@@ -42,9 +44,9 @@ def _link(status: PeerStatus) -> schema_check.CheckResult:
     ))
 
 
-def _library(node: Node) -> Library | None:
-    if node.fabric is None:
+def _library(fabric: KvFabric | None) -> Library | None:
+    if fabric is None:
         return None
-    caps = node.fabric.caps
+    caps = fabric.caps
     return Library(caps.library_path, caps.library_version,
-                   offers=tuple((node.fabric.provider, nic.domain, nic.address) for nic in caps.nics))
+                   offers=tuple((fabric.provider, nic.domain, nic.address) for nic in caps.nics))
