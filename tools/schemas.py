@@ -1,6 +1,6 @@
 """Writes docs/api/NAME.json, the JSON Schema of every document of the control API and the command line.
 
-Run it after a change of pdd/control/schema.py or pdd/commands/documents.py; a test fails until it was.
+Run it after a change of a schema in pdd/control/ or of pdd/commands/documents.py; a test fails until it was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pdd.bench import result as bench  # noqa: E402
 from pdd.commands import documents as printed  # noqa: E402
 from pdd.control import schema as api  # noqa: E402
 from pdd.control import schema_check as checks  # noqa: E402
-from pdd.control import stories  # noqa: E402
+from pdd.control import schema_events, stories  # noqa: E402
 from pdd.kv import dry_run  # noqa: E402
 
 DOCUMENTS: dict[str, Any] = {
@@ -40,7 +40,7 @@ DOCUMENTS: dict[str, Any] = {
     "explain": stories.Explain,
     "flight": stories.Flight,
     "version": api.Version | printed.Versions,
-    "events": api.EventLine,
+    "events": schema_events.EventLine,
     "problem": api.Problem,
     "error": printed.Error,
     "config": printed.Settings,

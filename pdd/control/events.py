@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from pdd.control import schema
+from pdd.control import schema, schema_events
 
 HEARTBEAT_SECONDS = 10.0
 MIN_INTERVAL, MAX_INTERVAL = 0.1, 60.0
@@ -58,7 +58,7 @@ async def stream(
     """The lines for one client, until the bell's stop. `logs`: where it wants log records, those after `since`."""
     seq, last_record = 0, since
 
-    def line(kind: type[schema.EventLine], **members: Any) -> bytes:
+    def line(kind: type[schema_events.EventLine], **members: Any) -> bytes:
         nonlocal seq
         made = kind(seq=seq, ts=time.time(), ts_mono=time.monotonic(), **members)
         seq += 1
@@ -72,10 +72,10 @@ async def stream(
         if not found.records:
             return None
         last_record = found.records[-1].seq
-        return line(schema.LogsLine, missed=found.missed, records=found.records)
+        return line(schema_events.LogsLine, missed=found.missed, records=found.records)
 
     sent = _members(documents)
-    yield line(schema.SnapshotLine, boot_id=boot_id, docs=sent)
+    yield line(schema_events.SnapshotLine, boot_id=boot_id, docs=sent)
     if (written := new_records()) is not None:
         yield written
     last_line = time.monotonic()
@@ -94,13 +94,13 @@ async def stream(
         if written is not None:
             yield written
         if changed:
-            yield line(schema.DeltaLine, docs=changed)
+            yield line(schema_events.DeltaLine, docs=changed)
         elif written is None:
             if time.monotonic() - last_line < HEARTBEAT_SECONDS - interval:
                 continue
-            yield line(schema.HeartbeatLine)
+            yield line(schema_events.HeartbeatLine)
         last_line = time.monotonic()
-    yield line(schema.StoppingLine)
+    yield line(schema_events.StoppingLine)
 
 
 def _members(documents: Documents) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from pdd.commands import documents as printed
-from pdd.control import schema, schema_check
+from pdd.control import schema, schema_check, schema_events
 from pdd.control.client import Client
 from pdd.topology import report, source
 from tests.control import fake_daemon
@@ -71,10 +71,10 @@ def test_what_is_sent_has_exactly_the_members(daemon: fake_daemon.Running) -> No
     holds(client.post("/v1/peers/p0/ping", {"count": 2}), schema_check.Ping)
     holds(client.get("/v1/peers/127.0.0.1:7700/compare", private=True), schema_check.Comparison)
     lines = client.stream("/v1/events?topics=status,requests&interval=100ms", idle_timeout=10)
-    holds(next(lines), schema.EventLine)
+    holds(next(lines), schema_events.EventLine)
     daemon.source.uptime += 1
     delta = next(lines)
-    holds(delta, schema.EventLine)
+    holds(delta, schema_events.EventLine)
     assert delta["type"] == "delta"
     lines.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pdd import errors, findings, metrics
-from pdd.control import app, events, schema, server
+from pdd.control import app, events, schema_events, server
 from pdd.doctor.checks import CHECKS
 from pdd.doctor.report import GROUPS, PEER_IDS
 from pdd.engine.request import FinishReason, RequestState
@@ -158,7 +158,7 @@ def test_pdd_control_7_has_every_path_of_both_sockets_and_no_other() -> None:
 
 
 def test_pdd_control_7_names_every_kind_of_line() -> None:
-    kinds = {kind.__struct_config__.tag for kind in schema.EventLine.__args__}
+    kinds = {kind.__struct_config__.tag for kind in schema_events.EventLine.__args__}
     assert kinds <= set(entries("pdd-control.7", r"Cm (\w+)()"))
 
 
