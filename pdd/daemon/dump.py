@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from pdd.control import dump_files, stories
 
 MOST_FILES = 8
 LEAST_PAUSE = 60.0  # seconds between two dumps for deadlines
+_LAST_SECONDS = 3.0  # that the end of a node waits for files that are being written
 _MOST_BYTES = 32 << 20  # of a document, before it is packed
 _LEVEL = 1  # of gzip: a failing node should not compute for long
 
@@ -30,14 +32,36 @@ _log = logging.getLogger("pdd")
 class Dumps:
     """Owner: the main loop."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, picture: Callable[[str], Awaitable[stories.Flight]]) -> None:
+        """`picture`: what the flight recorder holds, and why it is asked."""
         self.folder = folder
+        self._picture = picture
+        self._writing: set[asyncio.Task[None]] = set()
         self._last = float("-inf")
         self._about: dict[str, str] = {}
 
     def about(self, request_id: str) -> str | None:
         """The file that was written for a request."""
         return self._about.get(request_id)
+
+    def write_soon(self, why: str, request_id: str = "") -> None:
+        """Begins to write one, about one request or the whole node."""
+        async def write() -> None:
+            await self.write(await self._picture(why), request_id)
+
+        task = asyncio.get_running_loop().create_task(write(), name="flight dump")
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    def late(self, why: str, request_id: str) -> None:
+        """As `write_soon`, for a deadline that was missed: at most one in each pause."""
+        if self.may_write(time.monotonic()):
+            self.write_soon(why, request_id)
+
+    async def wait(self) -> None:
+        """For what is being written, a moment at most."""
+        if self._writing:
+            await asyncio.wait(self._writing, timeout=_LAST_SECONDS)
 
     def may_write(self, now: float) -> bool:
         """Whether a deadline is worth a file of its own. True begins the pause until the next."""

@@ -80,7 +80,6 @@ _log = logging.getLogger("pdd")
 _CLOSE_SECONDS = 5.0
 MOST_CHANGES = 4096  # that are remembered of all parts together: about 2 MB, 5 at the very most
 _DUMPED = ("stalled", "peer_lost", "overrun")  # reasons of an attempt's end for which the flight recorder is written
-_DUMP_SECONDS = 3.0  # that the end of a node waits for that
 _CHANGES_TOLD = 16  # in the log of a node that has failed
 
 
@@ -120,8 +119,7 @@ class Node:
         self.waterfalls = Waterfalls()
         run_dir = Path(config.control.dir) if config.control.dir else paths.default_run_dir()
         self._run_dir = run_dir
-        self.dumps = Dumps(dump_files.directory(run_dir / config.node.name))
-        self._dumping: set[asyncio.Task[None]] = set()
+        self.dumps = Dumps(dump_files.directory(run_dir / config.node.name), lambda why: self.documents.flight(why))
         self.ledger = Ledger(time.monotonic, keep_prompts=config.debug.show_prompts)
         self.metrics = Metrics(
             name=config.node.name, role=config.node.role, model=self.model_name, version=self.version,
@@ -137,7 +135,8 @@ class Node:
         self._service = NodeService(
             model_name=self.model_name, ledger=self.ledger, metrics=self.metrics, latencies=self.latencies,
             max_queue=config.scheduler.max_queue, request_timeout=config.scheduler.request_timeout,
-            health=self.view.health, metrics_text=self.metrics.text, timed_out=self._timed_out,
+            health=self.view.health, metrics_text=self.metrics.text,
+            timed_out=lambda request_id, error: self.dumps.late(f"{request_id}: {error}", request_id),
         )
         self.drain = Drain(self._service, config.drain.timeout, self._changed)
         self._dispatch = Dispatch()
@@ -347,8 +346,8 @@ class Node:
         arrivals = None if done.key is None or self.fabric is None else self.fabric.fabric.read_arrivals(done.key)
         self.ledger.attempt_done(done, arrivals)
         self.meter.attempt_done(done)
-        if done.reason in _DUMPED and self.dumps.may_write(time.monotonic()):
-            self._dump(f"attempt {done.attempt} of {done.request_id} {done.reason}: {done.why}", done.request_id)
+        if done.reason in _DUMPED:
+            self.dumps.late(f"attempt {done.attempt} of {done.request_id} {done.reason}: {done.why}", done.request_id)
 
     def _job_done(self, done: JobDone) -> None:
         assert self.prefiller is not None
@@ -374,21 +373,8 @@ class Node:
             return
         for change in self.history.latest(_CHANGES_TOLD):
             _log.error("before it failed: %s", told(change))
-        self._dump(f"the node has failed: {error}")
+        self.dumps.write_soon(f"the node has failed: {error}")
         self.failed.set_result(error)
-
-    def _timed_out(self, request_id: str, error: Exception) -> None:
-        if self.dumps.may_write(time.monotonic()):
-            self._dump(f"{request_id}: {error}", request_id)
-
-    def _dump(self, why: str, request_id: str = "") -> None:
-        """Has the flight recorder written to a file."""
-        async def dump() -> None:
-            await self.dumps.write(await self.documents.flight(why), request_id)
-
-        task = asyncio.get_running_loop().create_task(dump(), name="flight dump")
-        self._dumping.add(task)
-        task.add_done_callback(self._dumping.discard)
 
     def _changed(self) -> None:
         if not self.failed.done():
@@ -415,8 +401,7 @@ class Node:
     # -- stop ---------------------------------------------------------------------------------------------------------
     async def close(self) -> None:
         """Takes everything down. Bounded; idempotent. A part that fails to close is logged and keeps no other open."""
-        if self._dumping:
-            await asyncio.wait(self._dumping, timeout=_DUMP_SECONDS)
+        await self.dumps.wait()
         self.drain.close()
         if self._api is not None:
             self._api.stop(_CLOSE_SECONDS)

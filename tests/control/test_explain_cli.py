@@ -189,12 +189,15 @@ def test_a_client_looks_where_the_daemon_writes(env: dict[str, str]) -> None:
 def test_deadlines_in_a_row_are_one_dump_and_a_full_disk_is_a_line_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dumps = dump.Dumps(tmp_path / "gone")
+    async def unasked(why: str) -> stories.Flight:
+        raise AssertionError(why)
+
+    dumps = dump.Dumps(tmp_path / "gone", unasked)
     assert [dumps.may_write(at) for at in (100.0, 101.0, 159.0, 160.0)] == [True, False, False, True]
     assert asyncio.run(dumps.write(picture(), "r")) is None
     assert dumps.about("r") is None
     assert "could not be written" in caplog.text
-    good = dump.Dumps(tmp_path)
+    good = dump.Dumps(tmp_path, unasked)
     path = asyncio.run(good.write(picture(ts=time.time()), "r"))
     assert good.about("r") == str(path)
     assert str(path) in caplog.text
