@@ -50,8 +50,8 @@ class KvFabric:
 
         Raises FabricFailure or ConfigError: nothing fits what the config asks for.
         """
-        self._ranks: Sequence[RankInfo] = ()  # of group 0, then of group 1, ...
-        self._num_groups = 1
+        self._ranks: Sequence[RankInfo] = ()  # of engine 0, then of engine 1, ...
+        self._num_engines = 1
         self._memory: list[_native.MappedMemory | _native.DeviceMemory] = []
         self._placement = placement
         wanted = config.fabric
@@ -91,15 +91,15 @@ class KvFabric:
         if gpu is not None:
             _log.info("%s", gpu_path_text(gpu, self.caps))
 
-    def take_memory(self, ranks: Sequence[RankInfo], num_groups: int = 1) -> None:
-        """Maps and registers the KV memory of all ranks, those of a group together, and watches the layer counter of the
-        first group: the only one of a node that prefills for others.
+    def take_memory(self, ranks: Sequence[RankInfo], num_engines: int = 1) -> None:
+        """Maps and registers the KV memory of all ranks, those of a rail group together, and watches the layer counter of
+        the first engine: the only one of a node that prefills for others.
 
         Raises:
             LimitError: the memory cannot be registered, or a page is larger than what the fabric takes as one write.
             FabricFailure: memory of a GPU cannot be mapped here.
         """
-        self._ranks, self._num_groups = ranks, num_groups
+        self._ranks, self._num_engines = ranks, num_engines
         largest, most = max(rank.ready.layout.page_bytes for rank in ranks), self.caps.max_message
         if largest > most:
             raise LimitError(
@@ -108,9 +108,9 @@ class KvFabric:
             )
         self._memory = [map_memory(rank) for rank in ranks]
         try:
-            group_of = {rank: group for group, each in enumerate(self._placement.groups) for rank in each.ranks}
+            rail_group_of = {rank: rail_group for rail_group, each in enumerate(self._placement.groups) for rank in each.ranks}
             self.regions = tuple(
-                self.fabric.register(memory.address, memory.nbytes, group=group_of[number],
+                self.fabric.register(memory.address, memory.nbytes, group=rail_group_of[number],
                                      fd=rank.kv_fd if rank.ready.kv_kind == "memfd" else -1)
                 for number, (memory, rank) in enumerate(zip(self._memory, ranks, strict=True))
             )
@@ -144,14 +144,14 @@ class KvFabric:
         rank, peers = self._ranks[0].ready, config.peers
         geometry = wire.Geometry(
             model=rank.fingerprint, dtype=rank.dtype, num_layers=rank.num_layers, num_kv_heads=rank.total_kv_heads,
-            head_dim=rank.head_dim, page_size=rank.page_size, tp=len(self._ranks) // self._num_groups,
-            num_pages=rank.num_pages, vocab_size=rank.vocab_size, tiles=rank.tiles, groups=self._num_groups,
+            head_dim=rank.head_dim, page_size=rank.page_size, tp=len(self._ranks) // self._num_engines,
+            num_pages=rank.num_pages, vocab_size=rank.vocab_size, tiles=rank.tiles, groups=self._num_engines,
         )
         node = LocalNode(
             name=config.node.name, role=config.node.role, epoch=epoch, version=version, provider=self.provider,
             geometry=geometry, regions=self.regions, token=token,
             max_tokens=min(rank.max_context, rank.num_pages * rank.page_size) if peers.listen else 0,
-            host=self._host, versions=versions.of_decoder(self._num_groups),
+            host=self._host, versions=versions.of_decoder(self._num_engines),
         )
         settings = LinkSettings(
             heartbeat=peers.heartbeat, suspect_after=peers.suspect_after, dead_after=peers.dead_after,
