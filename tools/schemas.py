@@ -20,7 +20,7 @@ from pdd.commands import documents as printed  # noqa: E402
 from pdd.control import schema as api  # noqa: E402
 from pdd.control import schema_check as checks  # noqa: E402
 from pdd.control import schema_events, stories  # noqa: E402
-from pdd.kv import dry_run  # noqa: E402
+from pdd.kv import dry_run_report  # noqa: E402
 
 DOCUMENTS: dict[str, Any] = {
     "status": api.Status,
@@ -53,7 +53,7 @@ DOCUMENTS: dict[str, Any] = {
     "topology_export": printed.TopologyExport,
     "topology": printed.Topology,
     "bench_kv": bench.Report,
-    "plan_transfer": dry_run.Report,
+    "plan_transfer": dry_run_report.Report,
 }
 
 

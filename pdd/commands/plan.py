@@ -11,7 +11,7 @@ from pdd.errors import EXIT_CHECK, EXIT_OK, ModelError, UsageError
 from pdd.units import counted, show_bytes, show_duration
 
 if TYPE_CHECKING:
-    from pdd.kv.dry_run import Report, Side, Verdict
+    from pdd.kv.dry_run_report import Report, Side, Verdict
 
 _MOST_TOKENS = 10_000_000  # of a prompt, and of all numbers of a layout
 _MOST_ROWS = 64  # of the table of pairs; --json has them all

@@ -11,7 +11,7 @@ import pytest
 
 from pdd.commands.plan import parse_layout
 from pdd.errors import UsageError
-from pdd.kv.dry_run import Report
+from pdd.kv.dry_run_report import Report
 from tests.tree.imports import ROOT
 
 CONFIGS = ROOT / "tests" / "model_configs"

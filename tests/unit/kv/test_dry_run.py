@@ -12,7 +12,8 @@ import pytest
 
 from pdd.commands.plan import text
 from pdd.errors import ModelError
-from pdd.kv.dry_run import NETWORKS, Assumptions, Report, Verdict, dry_run
+from pdd.kv.dry_run import NETWORKS, Assumptions, dry_run
+from pdd.kv.dry_run_report import Report, Verdict
 from pdd.kv.sharding import ShardSpec
 from pdd.model.config import parse_config
 from pdd.model.fields import Fields
