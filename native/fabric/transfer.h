@@ -62,6 +62,7 @@ class Transfer {
     const std::vector<uint64_t>& alarms() const { return alarms_; }
     bool has_work() const { return first_ < queue_.size(); }
     WriteCursor& work() { return queue_[first_]; }
+    const WriteCursor* place_of_work() const { return queue_.data() + first_; }
     void pop_done_work() {
         if (!work().done()) return;
         if (++first_ < kKeptDone) return;
@@ -167,6 +168,7 @@ class TransferLine {
     void look_ahead() const {
         const Transfer* next = head_->behind;
         if (next == nullptr) return;
+        __builtin_prefetch(next->place_of_work());
         __builtin_prefetch(next->upcoming);
         __builtin_prefetch(static_cast<const char*>(next->upcoming) + 64);
         __builtin_prefetch(next->behind);
