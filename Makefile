@@ -25,7 +25,8 @@ model: setup ## the real small model, SmolLM2-135M-Instruct, as a Hugging Face f
 demo: model ## one prefiller and two decoders answer a chat (KEEP=1 leaves them up)
 	@$(PY) tools/demo.py --model $(MODEL) $(if $(KEEP),--keep)
 
-test: model lint native-test ## lint, the C++ tests and the default suite
+test: model ## lint, the C++ tests and the default suite
+	$(MAKE) --no-print-directory -j2 -Otarget lint native-test
 	$(PYTEST) -q -m 'not slow'
 
 test-all: model lint native-test ## everything, the slow tests too
